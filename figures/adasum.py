@@ -3,7 +3,7 @@
 from typing import Any
 
 import simparallel as sp
-from simparallel.bench.adasum_lab import vectors
+from benchmarks.adasum_lab import vectors
 
 CASES = {
     "nearly parallel": ((2, 0.4), (1.6, 1)),

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from simparallel.bench import collectives
+from benchmarks import collectives
 
-MEASURED = "some minutes, and `simparallel bench --setup` before it"
+MEASURED = "some minutes, and `python -m benchmarks --setup` before it"
 
 
 def draw() -> Any:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import simparallel as sp
-from simparallel.bench.adasum_lab import Setup, train
+from benchmarks.adasum_lab import Setup, train
 
 WORKERS = 16
 SETUP = Setup(epochs=10)

@@ -182,10 +182,6 @@ class UnknownValueError(SimParallelError, RuntimeError):
     """A program without data asks for a value. Fact: `place`, the line that asks."""
 
 
-class BenchError(SimParallelError, RuntimeError):
-    """A library to compare with could not be set up, or does not answer. Fact: `peer`."""
-
-
 class RunFailedError(SimParallelError, RuntimeError):
     """A run on several ranks failed; the root cause comes first.
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from simparallel.bench.peers.torch_models import mlp, resnet_cifar
+from benchmarks.peers.torch_models import mlp, resnet_cifar
 
 torch.set_num_threads(1)  # other tests run at the same time
 

@@ -50,7 +50,7 @@ FLOORS = (
     {"testing", "train"},
     {"exercises"},
     {"__init__"},
-    {"bench", "compat", "zoo"},
+    {"compat", "zoo"},
     {"cli"},
     {"__main__"},
 )
@@ -69,9 +69,9 @@ UPWARD = {
 ONLY_IN = {
     "cupy": {"backend"},
     "matplotlib": {"view", "cli"},
-    "mpi4py": {"bench", "comm"},
+    "mpi4py": {"comm"},
     "multiprocessing": {"runtime", "cli"},
-    "subprocess": {"bench", "runtime", "cli"},
+    "subprocess": {"runtime", "cli"},
     "socket": {"runtime"},
 }
 FILES = sorted(ROOT.rglob("*.py"))

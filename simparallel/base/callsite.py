@@ -14,15 +14,13 @@ import numpy as np
 # The folder `simparallel`.
 PACKAGE = Path(__file__).resolve().parents[1]
 _PACKAGE = str(PACKAGE) + os.sep
-# Benchmark programs count as user code.
-_BENCH = _PACKAGE + "bench" + os.sep
 # Other packages, and the standard library, which call a method on behalf of the user.
 LIBRARIES = str(Path(np.__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep, "<frozen "
 
 
 def is_inside(file: str) -> bool:
     """Return whether a file belongs to the package, so that the call site is further out."""
-    return file.startswith(_PACKAGE) and not file.startswith(_BENCH)
+    return file.startswith(_PACKAGE)
 
 
 # {file name: "In[17]"}: notebook cells, sent by the launcher to processes without IPython, such as devices.

@@ -62,7 +62,10 @@ class Script:
         return cls(path, caption, functions, str(assigned.get("MEASURED", "")))
 
     def load(self) -> ModuleType:
-        """Import the file. It is in no package, so ranks get its functions by value."""
+        """Import the file. It is in no package, so ranks get its functions by value. It may import `benchmarks`."""
+        checkout = str(self.path.resolve().parents[1])
+        if checkout not in sys.path:
+            sys.path.append(checkout)
         spec = spec_from_file_location(self.name, self.path)
         assert spec is not None
         assert spec.loader is not None

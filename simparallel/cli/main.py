@@ -1,4 +1,4 @@
-"""The `simparallel` command: demo, run (also as torchrun and msrun), predict, plan, bench, trace, cluster, …"""
+"""The `simparallel` command: demo, run (also as torchrun and msrun), predict, plan, trace, cluster, …"""
 
 from __future__ import annotations
 
@@ -11,31 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import simparallel as sp
-from simparallel.backend import ARRAYS
-from simparallel.base.argparse_checks import at_least_one, exit_code, names, numbers
+from simparallel.base.argparse_checks import at_least_one, exit_code
 from simparallel.base.units import format_number_of
 from simparallel.cli import clusters, figures, plan, predict, ranktable as rank_table, run_flags, traces, zoo
 from simparallel.compat import FRONTS
-from simparallel.errors import InputError, RunFailedError
+from simparallel.errors import RunFailedError
 from simparallel.machine.cluster import DEFAULT_DEVICE, PRESETS, load_cluster
-
-# The options of each benchmark: keyword of its `main` -> option. Options that were not given keep its defaults.
-BENCHES = {
-    "step": {"names": "models"},
-    "ddp": {"names": "models", "ranks": "ranks"},
-    "collectives": {"ranks": "ranks", "ops": "ops", "sizes": "sizes", "peers": "peers", "out": "out"},
-    "adasum": {"ranks": "ranks", "sizes": "sizes", "peers": "peers"},
-    "shard": {},
-    "redistribution": {"ranks": "ranks"},
-    "predict": {},
-    "plan": {},
-    "pipeline": {},
-}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,53 +58,6 @@ def parser() -> argparse.ArgumentParser:
 
     predict.add_arguments(commands.add_parser("predict", help="predict a script on a described cluster"))
     plan.add_arguments(commands.add_parser("plan", help="search for the fastest way to cut a training step"))
-
-    bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
-    bench.add_argument(
-        # Optional, because `--setup` can be called alone.
-        "what",
-        choices=BENCHES,
-        nargs="?",
-        help="step: a training step of each model, beside PyTorch; "
-        "ddp: a data-parallel one on several ranks, beside torch DDP; "
-        "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy; "
-        "adasum: beside a sum, and Horovod's algorithm over MPI; "
-        "shard: a network cut over 8 devices, beside the same slicing by hand; "
-        "redistribution: plans of few bytes beside plans of few waits; "
-        "predict: how long predictions take; plan: how long searches take; "
-        "pipeline: a step in four stages, beside torch's pipelines",
-    )
-    bench.add_argument(
-        "--setup", action="store_true", help="first make the environments of gloo, Open MPI and MPICH (1.3 GB), once"
-    )
-    bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
-    bench.add_argument("--json", action="store_true", help="print JSON, not tables")
-    bench.add_argument(
-        "--models", type=names, metavar="NAME,…", help="step, ddp: only models whose name contains one of these"
-    )
-    bench.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="step --array cupy: calibrate the GPU for the predictions, even if the stored calibration fits",
-    )
-    bench.add_argument("--array", choices=ARRAYS, help="step: cupy measures on a GPU, beside PyTorch on it")
-    bench.add_argument("--peers", type=names, metavar="NAME,…", help="setup, collectives, adasum: only these")
-    bench.add_argument(
-        "--ranks",
-        type=numbers,
-        metavar="N,…",
-        help="numbers of ranks (default of ddp 1,2,4,8, of collectives 2,4,8, of adasum 4, of redistribution 4,8)",
-    )
-    bench.add_argument("--ops", type=names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce")
-    bench.add_argument(
-        "--sizes",
-        type=numbers,
-        metavar="BYTES,…",
-        help="collectives, adasum: sizes of the vector (default: up to 32 MiB, from 4 B; adasum: from 1 MiB)",
-    )
-    bench.add_argument(
-        "--out", default="runs/bench/collectives.svg", help="collectives: the figure (default %(default)s)"
-    )
 
     traces.add_arguments(commands.add_parser("trace", help="view, summarise, export or compare traces of runs"))
 
@@ -168,8 +106,13 @@ def _check_device(name: str | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the console script; return the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    return run_command(lambda: _code_of(_options(given)))
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Run a command, flush its output, and return its exit code; the reader of the output, as `head`, may end first."""
     try:
-        code = _code_of(_options(given))
+        code = command()
         if sys.stdout is not None:
             # Flush here, where a failure can still be handled.
             sys.stdout.flush()
@@ -227,7 +170,7 @@ def _reader_is_gone() -> bool:
 def _code_of(options: argparse.Namespace) -> int:
     """Run a command and print its errors; return the exit code."""
     commands = {
-        "demo": _demo, **dict.fromkeys(run_flags.LAUNCHERS, _run), "bench": _bench, "trace": traces.main,
+        "demo": _demo, **dict.fromkeys(run_flags.LAUNCHERS, _run), "trace": traces.main,
         "rank-table": rank_table.main, "doctor": _doctor, "predict": predict.main,
         "plan": plan.main, "zoo": zoo.main, "figures": figures.main,
         "cluster": clusters.main, "expected-busbw": clusters.busbw,
@@ -325,31 +268,6 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
 
     with sp.Cluster(request.world_size, **settings) as cluster:
         yield cluster, partial(cluster.run, run_program), request.log_dir
-
-
-def _bench(options: argparse.Namespace) -> int:
-    at_least_one(rounds=options.rounds)
-    if options.setup:
-        from simparallel.bench import environments
-
-        # With --json, standard output holds nothing but JSON.
-        tell = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
-        environments.setup(options.peers, tell)
-    if options.what is not None:
-        given = {keyword: getattr(options, option) for keyword, option in BENCHES[options.what].items()}
-        settings = {"rounds": options.rounds, "as_json": options.json}
-        # Only options that were given, so that the defaults are in one place, at each benchmark.
-        settings |= {keyword: value for keyword, value in given.items() if value is not None}
-        module = "gpu_step" if (options.what, options.array) == ("step", "cupy") else options.what
-        if module == "gpu_step":
-            settings["calibrate"] = options.calibrate
-        elif options.calibrate:
-            raise InputError("bench: --calibrate is for step --array cupy.")
-        import_module(f"simparallel.bench.{module}").main(**settings)
-    elif not options.setup:
-        *most, last = BENCHES
-        raise InputError(f"bench: choose what to measure: {', '.join(most)} or {last}; or --setup.")
-    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

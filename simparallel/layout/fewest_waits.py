@@ -6,7 +6,7 @@ be faster. The estimate per rank is
 
     seconds = collectives x COLLECTIVE_S + messages x MESSAGE_S + received bytes x BYTE_S
 
-The constants were measured between processes on shared memory, by `simparallel bench redistribution`; only their
+The constants were measured between processes on shared memory, by `python -m benchmarks redistribution`; only their
 ratios matter. The chosen plans were up to six times as fast there as the direct plan, and never slower (4 and 8 ranks
 on two cores, float32 tensors of 256 B to 256 KB). The constants are the same for every rank and every run, so all
 ranks choose the same plan every time.

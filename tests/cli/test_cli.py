@@ -140,12 +140,6 @@ BAD_INPUT = {
     "module with .py": (["run", "-m", "ok.py"], 2, "-m ok.py: name the module without .py: -m ok"),
     "notebook": (["run", "lesson.ipynb"], 2, "lesson.ipynb is a notebook: call sp.launch in it"),
     "endless": (["run", "--timeout", "-1", "ok.py"], 2, "--timeout -1: must be a number above 0"),
-    "odd": (["bench", "redistribution", "--ranks", "4,3"], 2, "--ranks 3: must be an even number of at least 2"),
-    "alone": (["bench", "redistribution", "--ranks", "1"], 2, "--ranks 1: must be an even number"),
-    "no power": (["bench", "adasum", "--ranks", "6"], 2, "Horovod's algorithm needs a power of two; use 4 or 8."),
-    "power of zero": (["bench", "adasum", "--ranks", "1"], 2, "use 2."),
-    "no model": (["bench", "step", "--models", "nothing"], 2, "--models nothing: no such model; choose from MLP"),
-    "no rounds": (["bench", "step", "--rounds", "0"], 2, "--rounds 0: must be at least 1"),
     "no servers": (["rank-table", "make", "--servers", "0"], 2, "--servers 0: must be at least 1"),
     "steps of no picture": (["trace", "t.json", "--steps", "3,4"], 2, "--steps applies to the picture"),
     "clock without a picture": (["trace", "t.json", "--clock", "wall"], 2, "--clock applies to the picture"),
@@ -171,7 +165,7 @@ USAGE = {
     "no script": (["run"], "run: error: the following arguments are required: script\n"),
     "unknown option": (["trace", "t.json", "--pgn", "x"], "usage: simparallel trace"),
     "unknown option of run": (["run", "--rank", "3", "ok.py"], "usage: simparallel run"),
-    "no number": (["bench", "collectives", "--ranks", "2,a"], "'a' is not a whole number; write 2,4,8"),
+    "no number": (["trace", "t.json", "--png", "t.png", "--steps", "2,a"], "'a' is not a whole number; write 2,4,8"),
 }
 
 
@@ -188,23 +182,18 @@ def test_shown_usage_is_right() -> None:
     """Options with several values do not swallow the following argument."""
     found = main.parser().parse_args(["trace", "--png", "t.png", "--steps", "3,4", "t.json"])
     assert (found.steps, found.file) == ([3, 4], ["t.json"])
-    assert main.parser().parse_args(["bench", "--models", "mlp,gpt", "step"]).models == ["mlp", "gpt"]
 
 
 CANNOT_BE_WRITTEN = {
     "trace": ["trace", "trace.json", "--png", "/proc/picture.png"],
-    "bench": ["bench", "collectives", "--out", "/proc/picture.svg"],
     "rank-table": ["rank-table", "make", "--out", "/proc/picture"],
 }
 
 
 @pytest.mark.parametrize("command", CANNOT_BE_WRITTEN)
-def test_unwritable_output_is_refused(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one line with the name of the file, before anything is measured."""
+def test_unwritable_output_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line with the name of the file."""
     sp.launch(sp.barrier, world_size=2, transport="inline").trace.save("trace.json")
-    monkeypatch.setattr("simparallel.bench.collectives.contenders_of", None)
     assert main.main(CANNOT_BE_WRITTEN[command]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"simparallel: {CANNOT_BE_WRITTEN[command][-1]}")

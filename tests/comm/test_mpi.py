@@ -1,7 +1,7 @@
 """Ranks under mpiexec: the contract's tests, the command, scripts of other launchers, reports of failures.
 
 By default only with this Python's mpi4py; with `-m mpi` also with the Open MPI and the MPICH of
-`simparallel bench --setup`, where this Python's own version is the same.
+`python -m benchmarks --setup`, where this Python's own version is the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leaks import MARK, marked, wait_for
 from refusals import refused
 
 import simparallel as sp
-from simparallel.bench.environments import PEERS
+from benchmarks.environments import PEERS
 from simparallel.runtime.mpi.launcher import OPEN_MPI
 from simparallel.trace import Trace
 
@@ -77,7 +77,7 @@ def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
     python = peer.directory / "bin" / "python"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if not peer.is_ready or not (peer.directory / "bin" / version).exists():
-        pytest.skip(f"{peer.label} is not set up for {version}: simparallel bench --setup --peers {peer.name}")
+        pytest.skip(f"{peer.label} is not set up for {version}: python -m benchmarks --setup --peers {peer.name}")
     return Mpi(str(python), tmp_path)
 
 

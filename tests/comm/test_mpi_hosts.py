@@ -1,7 +1,7 @@
 """Ranks under mpiexec on two machines: two network namespaces, each with its own address, name and loopback.
 
 Only a pair of virtual network cards connects them, so every byte between them goes through TCP. Runs only with
-`-m mpi`, as root, and with the MPI libraries of `simparallel bench --setup`.
+`-m mpi`, as root, and with the MPI libraries of `python -m benchmarks --setup`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from test_mpi import ROOT, TRAIN, Mpi, sp_run
 
-from simparallel.bench.environments import PEERS
+from benchmarks.environments import PEERS
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -119,7 +119,7 @@ class Wide(Mpi):
 def wide(request: pytest.FixtureRequest, tmp_path: Path, hosts: Hosts) -> Wide:
     peer = PEERS[request.param]
     if not peer.is_ready:
-        pytest.skip(f"{peer.label} is not set up: simparallel bench --setup --peers {peer.name}")
+        pytest.skip(f"{peer.label} is not set up: python -m benchmarks --setup --peers {peer.name}")
     return Wide(request.param, tmp_path, hosts)
 
 

@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 from oracles_torch import assert_near, generator, to_float64  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from simparallel.bench.peers import torch_models  # noqa: E402
+from benchmarks.peers import torch_models  # noqa: E402
 
 
 def twins(make, torch_model, dtype):

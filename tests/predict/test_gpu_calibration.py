@@ -15,11 +15,11 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
+from benchmarks.gpu_step import TASKS
+from benchmarks.step import our_step, tokens
 from simparallel.backend import has_data
 from simparallel.base.dry_arrays import without_data
 from simparallel.base.system import without_huge_pages
-from simparallel.bench.gpu_step import TASKS
-from simparallel.bench.step import our_step, tokens
 from simparallel.cli.main import main
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import ClusterSpec, describe, load_cluster, this_gpu_file
@@ -351,6 +351,13 @@ def test_command_calibrates_the_stand_in(capsys: pytest.CaptureFixture[str], mon
     prediction = sp.dry_run(program, cluster="this-gpu", unknown=0.0)
     assert prediction.step_time_s > 0
     assert prediction.interval_s is not None
+
+
+def test_quick_is_refused_for_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--quick", "--array", "cupy"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("simparallel: calibrate: ")
+    assert not printed.out
 
 
 @pytest.mark.parametrize("name", ["this-host", "this-gpu"])

@@ -1,4 +1,4 @@
-"""`bench ddp`: ratios, refused settings, with torch and without. No timing is asserted."""
+"""`benchmarks ddp`: ratios, refused settings, with torch and without. No timing is asserted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 from refusals import refused
 
-from simparallel.bench import ddp, environments
-from simparallel.bench.contest import Result
-from simparallel.cli import main
-from simparallel.errors import BenchError, InputError
+from benchmarks import ddp, environments
+from benchmarks.__main__ import main
+from benchmarks.contest import Result
+from benchmarks.errors import BenchError
+from simparallel.errors import InputError
 
 TASK = ddp.TASKS[-1]
 OWN = (ddp.OURS, ddp.UNRECORDED, ddp.ONE_RANK, ddp.APART)
@@ -73,11 +74,11 @@ def test_bad_input_is_refused_before_the_start(settings, monkeypatch):
 @pytest.mark.process
 def test_command_prints_json_and_torch_hint(capsys, monkeypatch):
     monkeypatch.setattr(ddp.main, "__kwdefaults__", {**ddp.main.__kwdefaults__, "turn_s": 0.005})
-    assert main.main(["bench", "ddp", "--json", "--ranks", "2", "--rounds", "1", "--models", "lenet"]) == 0
+    assert main(["ddp", "--json", "--ranks", "2", "--rounds", "1", "--models", "lenet"]) == 0
     out, err = capsys.readouterr()
     (entry,) = json.loads(out)["rows"]
 
-    assert "bench --setup --peers torch" in err
+    assert "benchmarks --setup --peers torch" in err
     assert (entry["ranks"], entry["batch_size"]) == (2, 64)
     assert set(entry["median_s"]) == set(OWN)
     assert entry["parallel_efficiency"] > 0

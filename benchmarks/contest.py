@@ -7,19 +7,36 @@ the preceding contender.
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import TextIO
 
+from benchmarks.errors import BenchError
 from simparallel.base import blas
 from simparallel.base.units import format_seconds
-from simparallel.errors import BenchError
 
+CHECKOUT = Path(__file__).parents[1]
 Turn = Callable[[int], float]  # number of steps -> seconds
 # The largest number of steps in a turn.
 MAX_COUNT = 5000
+
+
+def printed_apart(code: str, variables: Mapping[str, str] | None = None) -> str:
+    """Run Python code in a process of its own, which finds `benchmarks`, too; return what it prints.
+
+    Args:
+        code: the program.
+        variables: environment variables to set.
+    """
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); {code}"]
+    environment = {**os.environ, **(variables or {})}
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 @dataclass

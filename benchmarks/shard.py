@@ -1,4 +1,4 @@
-"""`simparallel bench shard`: the tutorial's network cut over 8 devices, compared with hand-written slicing.
+"""`python -m benchmarks shard`: the tutorial's network cut over 8 devices, compared with hand-written slicing.
 
 All do the same arithmetic and make the same calls of the same collectives. They differ in the origin of these
 calls: the sharding layer derives them from the strategies; by hand they are worked out on paper, once with
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, table
 from simparallel.autograd.tape import Node, Reversible
-from simparallel.bench.contest import Result, table
 from simparallel.nn.init import initializer
 from simparallel.parallel import AutoParallel
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.contest import printed_apart
 from simparallel import models
 from simparallel.autograd import Tensor
 from simparallel.base.units import format_seconds
@@ -97,8 +96,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def in_a_fresh_process(name: str) -> dict[str, Any]:
     """Measure a case in a process of its own, without caches of an earlier search."""
-    command = [sys.executable, "-c", f"from simparallel.bench import plan; plan.tell({name!r})"]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found: dict[str, Any] = json.loads(printed_apart(f"from benchmarks import plan; plan.tell({name!r})"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""`simparallel bench adasum`: the cost of Adasum relative to a sum, and to Horovod's algorithm over MPI.
+"""`python -m benchmarks adasum`: the cost of Adasum relative to a sum, and to Horovod's algorithm over MPI.
 
 All contenders are warm and take turns in every round; reported are medians over rounds and of ratios, see `contest`.
 """
@@ -9,12 +9,12 @@ import json
 import sys
 from collections.abc import Sequence
 
+from benchmarks.collectives import MEMCPY, OURS, SHARED, TURN_S, Contender, checked, contenders_of, told_size
+from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.environments import choose_peers
+from benchmarks.peers.exchange import ITEM_BYTES
 from simparallel.base.argparse_checks import at_least_one
 from simparallel.base.units import format_seconds
-from simparallel.bench.collectives import MEMCPY, OURS, SHARED, TURN_S, Contender, checked, contenders_of, told_size
-from simparallel.bench.contest import Result, aligned, measure, tell_bound
-from simparallel.bench.environments import choose_peers
-from simparallel.bench.peers.exchange import ITEM_BYTES
 from simparallel.errors import InputError
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)  # [byte]
@@ -77,7 +77,7 @@ def _measure(size: int, contenders: dict[str, Contender], rounds: int, turn_s: f
     turns = {
         f"{label} {op}": checked(contender, op, elements)
         for label, contender in contenders.items()
-        # The peers' sums are compared by `bench collectives`.
+        # The peers' sums are compared by `benchmarks collectives`.
         for op in ((SUM, ADASUM) if label in (OURS, SHARED) else (ADASUM,))
     }
     return measure(told_size(size), turns, rounds=rounds, turn_s=turn_s)

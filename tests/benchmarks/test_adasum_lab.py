@@ -16,8 +16,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import simparallel as sp
+from benchmarks import adasum_lab as lab
 from simparallel import view
-from simparallel.bench import adasum_lab as lab
 from simparallel.errors import InputError
 from simparallel.parallel import DistributedDataParallel
 from simparallel.parallel.ddp import comm_hooks

@@ -1,4 +1,4 @@
-"""`simparallel bench redistribution`: the direct plan, compared with plans of fewer waits, for small tensors.
+"""`python -m benchmarks redistribution`: the direct plan, compared with plans of fewer waits, for small tensors.
 
 Also fits the constants by which `plan_quick_redistribution` chooses, by least squares.
 """

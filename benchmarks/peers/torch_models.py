@@ -1,4 +1,4 @@
-"""The same models in PyTorch, for `bench step` and `bench ddp`. Imported only if PyTorch is installed."""
+"""The same models in PyTorch, for `benchmarks step` and `benchmarks ddp`. Imported only if PyTorch is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench pipeline`: our steps without torch, the table of bubbles, refused settings. No timing is asserted."""
+"""`benchmarks pipeline`: our steps without torch, the table of bubbles, refused settings. No timing is asserted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import pytest
 from refusals import refused
 
-from simparallel.bench import pipeline
-from simparallel.bench.contest import Result
-from simparallel.cli import main
+from benchmarks import pipeline
+from benchmarks.__main__ import main
+from benchmarks.contest import Result
 from simparallel.errors import InputError
 from simparallel.parallel.pipeline.schedule import RULES
 
@@ -22,7 +22,7 @@ def bench_directory(tmp_path, monkeypatch):
 @pytest.mark.process
 def test_our_steps_are_measured_without_torch(capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "TURN_S", 0.01)
-    assert main.main(["bench", "pipeline", "--rounds", "1", "--json"]) == 0
+    assert main(["pipeline", "--rounds", "1", "--json"]) == 0
     told = capsys.readouterr()
     document = json.loads(told.out)
     assert [row["schedule"] for row in document["rows"]] == ["gpipe", "1f1b"]

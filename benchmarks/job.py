@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environments import Peer
+from benchmarks.errors import BenchError
 from simparallel.base.blas import THREAD_VARIABLES
-from simparallel.bench.environments import Peer
-from simparallel.errors import BenchError
 
 START_LIMIT_S = 120.0
 TURN_LIMIT_S = 60.0

@@ -1,4 +1,4 @@
-"""`bench collectives`: exchanges, the peers' protocol, peers left out, tables, JSON, figure.
+"""`benchmarks collectives`: exchanges, the peers' protocol, peers left out, tables, JSON, figure.
 
 A script, `FAKE_MPIEXEC`, plays the peers, so nothing is installed. No timing is asserted.
 """
@@ -16,15 +16,16 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
-from simparallel.bench import adasum, collectives, environments
-from simparallel.bench.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, our_turn, table, told_size
-from simparallel.bench.contest import MAX_COUNT, Result, fitting
-from simparallel.bench.environments import PEERS
-from simparallel.bench.job import Job
-from simparallel.bench.peers import exchange as ex
-from simparallel.bench.peers.vhdd import Vhdd
-from simparallel.cli import main
-from simparallel.errors import BenchError, InputError
+from benchmarks import adasum, collectives, environments
+from benchmarks.__main__ import main, parser
+from benchmarks.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, our_turn, table, told_size
+from benchmarks.contest import MAX_COUNT, Result, fitting
+from benchmarks.environments import PEERS
+from benchmarks.errors import BenchError
+from benchmarks.job import Job
+from benchmarks.peers import exchange as ex
+from benchmarks.peers.vhdd import Vhdd
+from simparallel.errors import InputError
 from simparallel.view import plot_collectives, save_figure
 
 SCRIPTS = str(Path(ex.__file__).parent)
@@ -151,17 +152,17 @@ def test_bench_adasum_prints_a_table_or_json(
     monkeypatch.setenv(environments.DIRECTORY_VARIABLE, str(tmp_path))  # no peers
     monkeypatch.setattr(adasum, "TURN_S", 1e-4)
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert main.main(["bench", "adasum", "--ranks", "2", "--sizes", "4096,131072", "--rounds", "1"]) == 0
+    assert main(["adasum", "--ranks", "2", "--sizes", "4096,131072", "--rounds", "1"]) == 0
     note, *out = capsys.readouterr().out.splitlines()
     assert note.startswith("note: OPENBLAS_CORETYPE=Haswell binds NumPy's matrix products")
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     assert out[0].split()[:2] == ["2", "ranks"]
     assert [line.split()[:2] for line in out[1:]] == [["4", "KiB"], ["128", "KiB"]]
-    assert main.main(["bench", "adasum", "--ranks", "2", "--sizes", "64", "--rounds", "1", "--json"]) == 0
+    assert main(["adasum", "--ranks", "2", "--sizes", "64", "--rounds", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert all(times > [0] for times in document["times_s"]["64 B"].values())
     for bad in ("--ranks 3", "--peers torch", "--sizes 0"):
-        assert main.main(f"bench adasum {bad}".split()) == 2
+        assert main(f"adasum {bad}".split()) == 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -213,7 +214,7 @@ def test_setup_creates_missing_environments_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(environments, "_do", do)
     told: list[str] = []
     assert not PEERS["mpich"].is_ready
-    assert main.main(["bench", "--setup", "--peers", "mpich"]) == 0
+    assert main(["--setup", "--peers", "mpich"]) == 0
     environments.setup(["mpich", "torch"], told.append)
 
     assert [command[1:3] for command in commands] == [
@@ -265,7 +266,7 @@ def test_job_answers_and_ends(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["lies", "raises", "dies", "hangs"])
 def test_peer_failure_is_reported(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simparallel.bench.job.END_LIMIT_S", 0.2)
+    monkeypatch.setattr("benchmarks.job.END_LIMIT_S", 0.2)
     fake_mpich(mode)
     job = Job(PEERS["mpich"], 1, turn_limit_s=0.3 if mode == "hangs" else 30)
     with pytest.raises(BenchError, match="MPICH"):
@@ -276,7 +277,7 @@ def test_peer_failure_is_reported(mode: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.process
 def test_peer_that_does_not_start_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simparallel.bench.job.END_LIMIT_S", 0.2)
+    monkeypatch.setattr("benchmarks.job.END_LIMIT_S", 0.2)
     fake_mpich("never starts")
     with refused(BenchError):
         Job(PEERS["mpich"], 1, start_limit_s=0.3)
@@ -301,9 +302,8 @@ def test_without_peers_memcpy_is_the_peer(capsys: pytest.CaptureFixture[str]) ->
         assert row.best_peer is row.ratio_to_best_peer is None
     out = capsys.readouterr().out
     for name in PEERS:
-        assert (
-            f"{name} is not measured, it has no environment; make it: simparallel bench --setup --peers {name}" in out
-        )
+        setup = f"python -m benchmarks --setup --peers {name}"
+        assert f"{name} is not measured, it has no environment; make it: {setup}" in out
     assert "all_reduce, 2 ranks" in out
     assert "128 KiB" in out
     assert Path("figures/c.svg").read_text().startswith("<?xml")
@@ -312,8 +312,8 @@ def test_without_peers_memcpy_is_the_peer(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.process
 def test_command_prints_json_with_peers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fake_mpich("good")
-    arguments = "bench collectives --ranks 1 --sizes 64 --rounds 1 --ops all_reduce,barrier --out c.png --json"
-    assert main.main(arguments.split()) == 0
+    arguments = "collectives --ranks 1 --sizes 64 --rounds 1 --ops all_reduce,barrier --out c.png --json"
+    assert main(arguments.split()) == 0
 
     document = json.loads(capsys.readouterr().out)
     assert document["peers"] == {"MPICH": "Fake 1"}
@@ -350,30 +350,49 @@ def test_interrupt_ends_all_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Memcpy, "turn", interrupted)
     fake_mpich("good")
-    arguments = "bench collectives --ranks 1 --sizes 64 --rounds 1 --ops all_reduce"
-    assert main.main(arguments.split()) == 130
+    arguments = "collectives --ranks 1 --sizes 64 --rounds 1 --ops all_reduce"
+    assert main(arguments.split()) == 130
     assert nothing_is_left(tmp_path / "tmp")
 
 
 BAD_INPUT = {
-    "nothing to do": (["bench"], "choose what to measure: step, ddp, collectives, "),
-    "rounds": (["bench", "collectives", "--rounds", "0"], "--rounds 0"),
-    "ranks": (["bench", "collectives", "--ranks", "2,0"], "ranks: 0"),
-    "op": (["bench", "collectives", "--ops", "all_reduce,allreduce"], "'allreduce' is not a collective"),
-    "size": (["bench", "collectives", "--sizes", "0"], "sizes: 0"),
-    "peer": (["bench", "collectives", "--peers", "nccl"], "'nccl' is not a peer"),
-    "peer to set up": (["bench", "--setup", "--peers", "nccl"], "'nccl' is not a peer"),
-    "figure": (["bench", "collectives", "--out", "a.jpg"], "a.jpg"),
+    "nothing to do": ([], "choose what to measure: step, ddp, collectives, "),
+    "rounds": (["collectives", "--rounds", "0"], "--rounds 0"),
+    "ranks": (["collectives", "--ranks", "2,0"], "ranks: 0"),
+    "op": (["collectives", "--ops", "all_reduce,allreduce"], "'allreduce' is not a collective"),
+    "size": (["collectives", "--sizes", "0"], "sizes: 0"),
+    "peer": (["collectives", "--peers", "nccl"], "'nccl' is not a peer"),
+    "peer to set up": (["--setup", "--peers", "nccl"], "'nccl' is not a peer"),
+    "figure": (["collectives", "--out", "a.jpg"], "a.jpg"),
+    "odd": (["redistribution", "--ranks", "4,3"], "--ranks 3: must be an even number of at least 2"),
+    "alone": (["redistribution", "--ranks", "1"], "--ranks 1: must be an even number"),
+    "no power": (["adasum", "--ranks", "6"], "Horovod's algorithm needs a power of two; use 4 or 8."),
+    "power of zero": (["adasum", "--ranks", "1"], "use 2."),
+    "no model": (["step", "--models", "nothing"], "--models nothing: no such model; choose from MLP"),
+    "no rounds": (["step", "--rounds", "0"], "--rounds 0: must be at least 1"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_INPUT, ids=str)
 def test_bad_input_is_refused_before_the_start(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, text = BAD_INPUT[case]
-    assert main.main(arguments) == 2
+    assert main(arguments) == 2
     captured = capsys.readouterr()
     assert text in captured.err
     assert "ranks" not in captured.out
+
+
+def test_unwritable_figure_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line with the name of the file, before anything is measured."""
+    monkeypatch.setattr(collectives, "contenders_of", None)
+    assert main(["collectives", "--out", "/proc/picture.svg"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("simparallel: /proc/picture.svg")
+    assert error.count("\n") == 1
+
+
+def test_models_do_not_swallow_the_benchmark() -> None:
+    assert parser().parse_args(["--models", "mlp,gpt", "step"]).models == ["mlp", "gpt"]
 
 
 # --- table and figure -----------------------------------------------------------------------------

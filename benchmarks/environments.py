@@ -1,4 +1,4 @@
-"""The peers, and `simparallel bench --setup`: a virtual environment for each of them.
+"""The peers, and `python -m benchmarks --setup`: a virtual environment for each of them.
 
 They are separate because one process can load only one MPI library, and training must need none of them.
 """
@@ -12,14 +12,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from simparallel.errors import BenchError, InputError
+from benchmarks.errors import BenchError
+from simparallel.errors import InputError
 
 DIRECTORY_VARIABLE = "SIMPARALLEL_BENCH_DIR"
 # Written last: an environment without this file is incomplete.
 READY = "ready.json"
+# Scripts of the peers.
+SCRIPTS = Path(__file__).parent / "peers"
 INSTALL_LIMIT_S = 3600.0
 
 
@@ -33,7 +35,7 @@ class Peer:
         requirements: packages for pip.
         probe: a statement that runs once they are installed.
         launcher: words before the script; "{bin}" and "{ranks}" are filled in.
-        script: file in `bench.peers`; it gets a directory, and without a launcher also the number of ranks.
+        script: file in `peers/`; it gets a directory, and without a launcher also the number of ranks.
         environment: variables for its processes.
     """
 
@@ -62,7 +64,7 @@ class Peer:
     @property
     def setup_command(self) -> str:
         """The command that makes its environment."""
-        return f"simparallel bench --setup --peers {self.name}"
+        return f"python -m benchmarks --setup --peers {self.name}"
 
     def tell_if_missing(self, tell: Callable[[str], object]) -> None:
         """Say how to make the environment, if it is not ready."""
@@ -75,7 +77,7 @@ class Peer:
         words = [word.format(bin=binaries, ranks=ranks) for word in self.launcher]
         # mpiexec starts all ranks; other scripts start them themselves.
         own = [] if self.launcher else [str(ranks)]
-        return [*words, str(binaries / "python"), str(_scripts() / self.script), *own, directory]
+        return [*words, str(binaries / "python"), str(SCRIPTS / self.script), *own, directory]
 
 
 PEERS = {
@@ -111,13 +113,6 @@ def bench_directory() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "simparallel" / "bench"
 
 
-def _scripts() -> Path:
-    spec = find_spec("simparallel.bench.peers")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
 def choose_peers(names: Sequence[str] | None) -> list[Peer]:
     """Return peers by name, all by default.
 
@@ -147,7 +142,7 @@ def setup(names: Sequence[str] | None = None, tell: Callable[[str], object] = pr
             tell(f"{peer.name}: is there, in {peer.directory}")
         else:
             _make(peer, tell)
-    tell("measure beside them: simparallel bench collectives")
+    tell("measure beside them: python -m benchmarks collectives")
 
 
 def _make(peer: Peer, tell: Callable[[str], object]) -> None:

@@ -1,10 +1,8 @@
-"""`simparallel bench step`: one training step of each model, compared with PyTorch on one BLAS thread."""
+"""`python -m benchmarks step`: one training step of each model, compared with PyTorch on one BLAS thread."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, measure, printed_apart, table, tell_bound
+from benchmarks.peers.exchange import images
 from simparallel import models
 from simparallel.base.blas import THREAD_VARIABLES
 from simparallel.base.units import format_bytes
-from simparallel.bench.contest import Result, measure, table, tell_bound
-from simparallel.bench.peers.exchange import images
 from simparallel.errors import InputError
 
 # Small, so that thousands of steps on one batch do not end in denormal numbers, which are slow.
@@ -58,7 +56,7 @@ class Task:
 
     def theirs(self) -> Any:
         """Return torch's model."""
-        from simparallel.bench.peers import torch_models
+        from benchmarks.peers import torch_models
 
         return getattr(torch_models, self.torch_model)()
 
@@ -239,11 +237,9 @@ def _has_torch() -> bool:
 
 def peak_bytes(name: str, who: str) -> int:
     """Measure the peak resident memory of three steps in a separate process, without the memory of imports."""
-    code = f"from simparallel.bench.step import print_peak; print_peak({name!r}, {who!r})"
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
-    # A process of its own: the peak of a process never falls, so each measurement needs a new one.
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    return int(done.stdout)
+    code = f"from benchmarks.step import print_peak; print_peak({name!r}, {who!r})"
+    # The peak of a process never falls, so each measurement needs a new one.
+    return int(printed_apart(code, dict.fromkeys(THREAD_VARIABLES, "1")))
 
 
 def print_peak(name: str, who: str) -> None:

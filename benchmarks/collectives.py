@@ -1,4 +1,4 @@
-"""`simparallel bench collectives`: every collective, compared with other libraries and with memcpy.
+"""`python -m benchmarks collectives`: every collective, compared with other libraries and with memcpy.
 
 All contenders are warm and take turns: each round runs the same exchange with every one of them.
 A turn is a barrier and then as many calls as fit in about 30 ms; its time is the slowest
@@ -22,13 +22,14 @@ from typing import Any, Protocol
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, Turn, aligned, measure
+from benchmarks.environments import choose_peers
+from benchmarks.errors import BenchError
+from benchmarks.job import Job
+from benchmarks.peers.exchange import ITEM_BYTES, OPS, WHOLE, Call, Exchange, num_elements, private, turn
 from simparallel.base.files import check_writable
 from simparallel.base.units import format_seconds
-from simparallel.bench.contest import Result, Turn, aligned, measure
-from simparallel.bench.environments import choose_peers
-from simparallel.bench.job import Job
-from simparallel.bench.peers.exchange import ITEM_BYTES, OPS, WHOLE, Call, Exchange, num_elements, private, turn
-from simparallel.errors import BenchError, InputError, RunFailedError
+from simparallel.errors import InputError, RunFailedError
 
 OURS, SHARED, MEMCPY = "simparallel", "in the arena", "memcpy"
 

@@ -1,4 +1,4 @@
-"""`simparallel bench step --array cupy`: training steps on a GPU, beside PyTorch eager on the same one, and a floor.
+"""`python -m benchmarks step --array cupy`: training steps on a GPU, beside PyTorch eager on the same one, and a floor.
 
 Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
 it. Both compute products in full float32, without TF32. The floor is the predicted time of the same
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, measure, table
+from benchmarks.step import LEARNING_RATE, TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
 from simparallel import models
 from simparallel.autograd.kernels.windows import scratch
 from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.bench.contest import Result, measure, table
-from simparallel.bench.step import LEARNING_RATE, TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.machine.cluster import ClusterSpec, describe
 from simparallel.machine.device import DeviceSpec

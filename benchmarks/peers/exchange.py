@@ -18,7 +18,7 @@ import numpy as np
 
 # These work in place, on vectors that are not cut.
 WHOLE = ("all_reduce", "broadcast", "reduce")
-# Adasum is measured by its own command, `bench adasum`.
+# Adasum is measured by its own command, `benchmarks adasum`.
 IN_PLACE = (*WHOLE, "adasum")
 CUT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 OPS = (*WHOLE, *CUT, "barrier")

@@ -1,6 +1,6 @@
 """The Adasum laboratory: the effect of Adasum on training, measured on the bundled digits.
 
-    python -m simparallel.bench.adasum_lab           # tables, and figures in runs/adasum/
+    python -m benchmarks.adasum_lab  # tables, and figures in runs/adasum/
 
 One process simulates all workers. They have the same weights, so one backward of a model with stacked
 weights, a copy for each worker, yields all workers' gradients at once; these are then combined by `sp.adasum`,
@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.collectives import TURN_S, Ours, checked
+from benchmarks.contest import measure
 from simparallel.algorithms.rehearsal import rehearse
 from simparallel.backend import random_permutation
 from simparallel.base.argparse_checks import at_least_one, exit_code, numbers, positive
 from simparallel.base.files import check_writable
-from simparallel.bench.collectives import TURN_S, Ours, checked
-from simparallel.bench.contest import measure
 from simparallel.errors import InputError
 from simparallel.optim.schedules import Linear
 
@@ -267,9 +267,7 @@ def costs(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all experiments, print the tables, draw the figures; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simparallel.bench.adasum_lab", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.adasum_lab", description=(__doc__ or "").split("\n")[0])
     told = ",".join(map(str, WORKERS))
     parser.add_argument(
         "--workers",

@@ -1,4 +1,4 @@
-"""`simparallel bench ddp`: a data-parallel training step on 1 … n ranks, compared with torch's over gloo.
+"""`python -m benchmarks ddp`: a data-parallel training step on 1 … n ranks, compared with torch's over gloo.
 
 Every rank computes in one BLAS thread. All contenders are warm and take turns; a turn trains a new model for a
 third of a second, and its time is the slowest rank's. Three more contenders are simparallel itself: on one rank, as
@@ -23,14 +23,15 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.environments import PEERS
+from benchmarks.errors import BenchError
+from benchmarks.job import Job
+from benchmarks.peers.exchange import images, timed
+from benchmarks.step import LEARNING_RATE, TASKS as ALL_TASKS, Task, chosen_tasks, our_step
 from simparallel.base import blas
 from simparallel.base.units import format_seconds
-from simparallel.bench.contest import Result, aligned, measure, tell_bound
-from simparallel.bench.environments import PEERS
-from simparallel.bench.job import Job
-from simparallel.bench.peers.exchange import images, timed
-from simparallel.bench.step import LEARNING_RATE, TASKS as ALL_TASKS, Task, chosen_tasks, our_step
-from simparallel.errors import BenchError, InputError, RunFailedError
+from simparallel.errors import InputError, RunFailedError
 
 OURS, UNRECORDED, ONE_RANK, APART, TORCH = "simparallel", "not recorded", "one rank", "apart", "torch DDP"
 TURN_S = 0.3

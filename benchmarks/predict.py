@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import printed_apart
 from simparallel.base.units import format_bytes, format_count, format_seconds
 
 # GPT-2 medium's blocks: 24 layers of width 1,024, sequences of 1,024 tokens.
@@ -86,8 +85,7 @@ def main(rounds: int = 3, as_json: bool = False) -> None:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     for _ in range(rounds):
         for name, results in found.items():
-            command = [sys.executable, "-c", f"from simparallel.bench import predict; predict.tell({name!r})"]
-            results.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            results.append(json.loads(printed_apart(f"from benchmarks import predict; predict.tell({name!r})")))
     middle = {
         name: {key: median(result[key] for result in results) for key in results[0]} for name, results in found.items()
     }

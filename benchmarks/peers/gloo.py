@@ -35,8 +35,8 @@ class GlooPeer(AbstractPeer):
         )
 
     def call(self, exchange: Exchange) -> Call:
-        sent = None if exchange.sent is None else torch.from_numpy(exchange.sent)
-        received = None if exchange.received is None else torch.from_numpy(exchange.received)
+        sent: Any = None if exchange.sent is None else torch.from_numpy(exchange.sent)
+        received: Any = None if exchange.received is None else torch.from_numpy(exchange.received)
         # The names since torch 2.13; the old ones warn.
         gather_one = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter_one = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -1,4 +1,4 @@
-"""`simparallel bench pipeline`: a training step of an MLP in four stages, beside torch's pipelines over gloo.
+"""`python -m benchmarks pipeline`: a training step of an MLP in four stages, beside torch's pipelines over gloo.
 
 Four ranks with one stage and one BLAS thread each. Each schedule and torch's of the same name are warm and take turns.
 A second table has the simulated bubbles of all schedules, beside their closed forms.
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.environments import PEERS
+from benchmarks.errors import BenchError
+from benchmarks.job import Job
+from benchmarks.peers.exchange import images, timed
 from simparallel.base.units import format_seconds
-from simparallel.bench.contest import Result, aligned, measure, tell_bound
-from simparallel.bench.environments import PEERS
-from simparallel.bench.job import Job
-from simparallel.bench.peers.exchange import images, timed
-from simparallel.errors import BenchError, InputError, RunFailedError
+from simparallel.errors import InputError, RunFailedError
 from simparallel.parallel.pipeline.schedule import RULES
 
 RANKS, MICROBATCHES, WIDTH, SAMPLES = 4, 8, 256, 64

@@ -1,4 +1,4 @@
-"""`bench plan`: its table and its JSON. No timing is asserted."""
+"""`benchmarks plan`: its table and its JSON. No timing is asserted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from simparallel.bench import plan
+from benchmarks import plan
 from simparallel.models import mlp
 from simparallel.search.model_steps import KnownModel
 
