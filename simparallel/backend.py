@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simparallel.errors import InputError
+from simparallel.rank_local import RankLocal, per_rank
 
 # numpy.ndarray or cupy.ndarray.
 Array = Any
@@ -129,8 +129,8 @@ def to_host(array: Array) -> np.ndarray:
     return np.asarray(array)
 
 
-class _Reader(threading.local):
-    """This thread's functions for copies from and to its GPU; by default CuPy's own.
+class _Reader(RankLocal):
+    """This rank's functions for copies from and to its GPU; by default CuPy's own.
 
     Attributes:
         gate: called before the host reads a value.
@@ -138,14 +138,9 @@ class _Reader(threading.local):
         checks: flags on a GPU, and what to do if they are true.
     """
 
-    @staticmethod
-    def _open() -> None:
-        pass
-
-    def __init__(self) -> None:
-        self.gate: Callable[[], None] = self._open
-        self.upload: Callable[[np.ndarray], Array] | None = None
-        self.checks: list[tuple[Array, Callable[[], None]]] = []
+    gate: Callable[[], None] = staticmethod(lambda: None)
+    upload: Callable[[np.ndarray], Array] | None = None
+    checks: list[tuple[Array, Callable[[], None]]] = per_rank(list)
 
 
 _reader = _Reader()
@@ -195,11 +190,6 @@ def finish_checks() -> None:
 def has_checks() -> bool:
     """Return whether checks of this thread wait for a read."""
     return bool(_reader.checks)
-
-
-def drop_checks() -> None:
-    """Forget the checks of this thread, which an earlier run has left."""
-    _reader.checks = []
 
 
 def number_on(xp: Any, value: Any, dtype: Any) -> Array:
@@ -497,11 +487,8 @@ _STATE = ("seed", "drawn", "masks", "calls")
 Part = tuple[Any, Any]
 
 
-class RandomState(threading.local):
+class RandomState(RankLocal):
     """The seed of this rank and the number of streams drawn so far.
-
-    Each thread has its own state: ranks that are threads count separately, so the same program
-    draws the same streams on every rank.
 
     Attributes:
         seed: the seed.
@@ -516,13 +503,10 @@ class RandomState(threading.local):
     seed = 0
     drawn = 0
     masks = 0
-
-    def __init__(self) -> None:
-        # Runs once in each thread.
-        self.calls: dict[str, int] = {}
-        self.usual_part: Callable[[], Part] | None = None
-        self.given_part: Part | None = None
-        self.sharded_part: Part = (0, 1)
+    calls: dict[str, int] = per_rank(dict)
+    usual_part: Callable[[], Part] | None = None
+    given_part: Part | None = None
+    sharded_part: Part = (0, 1)
 
     @property
     def part(self) -> Part:

@@ -31,7 +31,7 @@ from oracles import TRANSPORTS, World
 
 import simparallel
 from simparallel.clock.recorder import current_recorder, set_recorder
-from simparallel.world.context import forget_settings
+from simparallel.rank_local import begin_run
 
 pytest_plugins = ["pytest_simparallel", "pytester"]
 
@@ -192,7 +192,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def own_state() -> Iterator[None]:
     """Begin with the same random numbers, and without a context or a device that another test set outside a run."""
     before = current_recorder()
-    forget_settings()
+    begin_run()
     simparallel.manual_seed(0)
     yield
     set_recorder(before)

@@ -15,7 +15,7 @@ ROOT = Path(simparallel.__file__).parent
 # From the ground up. Rooms of one floor do not import each other. "room.*" stands for the files directly in a
 # room whose folders are rooms of their own; "room" for its __init__.py, which offers the names of all of them.
 FLOORS = (
-    {"errors"},
+    {"errors", "rank_local"},
     {"backend"},
     {"base"},
     {"algorithms"},

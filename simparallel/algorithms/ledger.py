@@ -5,9 +5,10 @@ Only algorithms on messages keep a ledger; `direct` has no messages, its ranks r
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from simparallel.rank_local import RankLocal, per_rank
 
 
 class StepTraffic(NamedTuple):
@@ -92,32 +93,28 @@ class Ledger:
         return "\n\n".join(parts)
 
     def __enter__(self) -> Ledger:
-        _open_books().append(self)
+        _open.ledgers.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        books = _open_books()
-        del books[next(i for i, book in enumerate(books) if book is self)]
+        ledgers = _open.ledgers
+        del ledgers[next(i for i, ledger in enumerate(ledgers) if ledger is self)]
 
     def __repr__(self) -> str:
         total = self.total
         return f"Ledger({len(self.entries)} entries, {total.sent_messages} messages, {total.sent_bytes} B sent)"
 
 
-# Ranks may be threads of one process; each has its own ledgers.
-_books = threading.local()
+class _OpenLedgers(RankLocal):
+    ledgers: list[Ledger] = per_rank(list)
 
 
-def _open_books() -> list[Ledger]:
-    if not hasattr(_books, "ledgers"):
-        _books.ledgers = []
-    ledgers: list[Ledger] = _books.ledgers
-    return ledgers
+_open = _OpenLedgers()
 
 
 def open_ledgers() -> tuple[Ledger, ...]:
     """Return the ledgers whose blocks this thread's rank is in."""
-    return tuple(_open_books())
+    return tuple(_open.ledgers)
 
 
 def _rows(entries: list[Entry], received: bool) -> list[str]:

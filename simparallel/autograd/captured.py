@@ -8,7 +8,6 @@ the versions of changed memory. `gpu.capture` refuses effects that cannot be rep
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.errors import CaptureError, InputError
 from simparallel.gpu.capture import Capture, captured_step, refuse, running
 from simparallel.gpu.device import Gpu, current_gpu
+from simparallel.rank_local import RankLocal, per_rank
 
 # Types of the constants that a step reads from global and enclosing scopes, and that its graphs depend on.
 _CONSTANTS = (bool, int, float, str, type(None))
@@ -93,6 +93,14 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
     return _Captured(step, warmups, max_graphs)
 
 
+class _Graphs(RankLocal):
+    """The graphs of a captured step on this rank, the one used last at the end, and the kinds of its calls."""
+
+    outlasts_runs = True
+    graphs: OrderedDict[Any, _Graph] = per_rank(OrderedDict)
+    kinds: dict[Any, _Kind] = per_rank(dict)
+
+
 class _Captured:
     """See `captured`."""
 
@@ -106,7 +114,7 @@ class _Captured:
         update_wrapper(self, step, updated=())
         self.name = getattr(step, "__qualname__", type(step).__name__)
         # Ranks that are threads call one object, and each has its own graphs.
-        self._mine = threading.local()
+        self._mine = _Graphs()
 
     def __reduce__(self) -> Any:
         return type(self), (self.step, self.warmups, self.max_graphs)
@@ -114,13 +122,7 @@ class _Captured:
     @property
     def num_graphs(self) -> int:
         """The number of graphs of this rank."""
-        return len(self._graphs)
-
-    @property
-    def _graphs(self) -> OrderedDict[Any, _Graph]:
-        if not hasattr(self._mine, "graphs"):
-            self._mine.graphs, self._mine.kinds = OrderedDict(), {}
-        return self._mine.graphs
+        return len(self._mine.graphs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gpu, arguments, is_part = current_gpu(), (args, kwargs), bool(running.step)
@@ -137,7 +139,7 @@ class _Captured:
 
     def _run(self, gpu: Gpu, key: Any, arguments: Any, inputs: list[Array]) -> Any:
         """Launch the graph that fits, or run the step itself, or capture it."""
-        graphs, kinds = self._graphs, self._mine.kinds
+        graphs, kinds = self._mine.graphs, self._mine.kinds
         kind = kinds.setdefault(key, _Kind())
         if len(kinds) > _MAX_KINDS:
             del kinds[next(iter(kinds))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from functools import wraps
@@ -10,11 +9,13 @@ from inspect import isgeneratorfunction
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from simparallel.rank_local import RankLocal, per_rank
+
 if TYPE_CHECKING:
     from simparallel.autograd.interpreter import AbstractInterpreter
 
 
-class _GradMode(threading.local):
+class _GradMode(RankLocal):
     enabled: bool = True
     # True while a checkpointed part runs a second time: it must not repeat side effects.
     recomputing = False
@@ -22,10 +23,8 @@ class _GradMode(threading.local):
     interpreter: AbstractInterpreter | None = None
     # Numbers the nodes of all threads, so that nodes of one graph are in order whichever thread made them.
     numbers = count()
-
-    def __init__(self) -> None:
-        # The modes that the open blocks of this thread will restore.
-        self.before: list[bool] = []
+    # The modes that the open blocks of this thread will restore.
+    before: list[bool] = per_rank(list)
 
 
 grad_mode = _GradMode()

@@ -9,7 +9,6 @@ bucket of gradients while the rest of backward still runs.
 from __future__ import annotations
 
 import heapq
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from simparallel.backend import Array, is_array
 from simparallel.clock.memory import GRADIENTS, owner_of
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
+from simparallel.rank_local import RankLocal
 
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op
@@ -126,11 +126,11 @@ class Backward:
             observer_of(tensor._device).memory.hold(total, GRADIENTS)
 
 
-class _Running(threading.local):
+class _RunningBackward(RankLocal):
     backward: Backward | None = None
 
 
-_running = _Running()
+_running = _RunningBackward()
 
 
 def running_backward(*, delivers: bool = False) -> Backward:

@@ -12,7 +12,6 @@ All others raise `UnknownValueError`, and so does a program that asks for an ele
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import BuiltinFunctionType
@@ -24,6 +23,7 @@ from simparallel.backend import has_data, register_namespace
 from simparallel.base.callsite import LIBRARIES, user_line
 from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
+from simparallel.rank_local import RankLocal
 
 # Such arrays take address space; the allocator of others is faster.
 _LARGE_BYTES = 1 << 20
@@ -309,7 +309,7 @@ class UnknownNumber(float):
         return "?"
 
 
-class _Given(threading.local):
+class _Given(RankLocal):
     """The value that the caller of a dry run gives for unknown ones: a number, or a function that returns one.
 
     Attributes:

@@ -15,7 +15,6 @@ Simulated time is integer picoseconds, so equal programs give equal timelines, b
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
 from math import prod
@@ -41,6 +40,7 @@ from simparallel.clock.recording import (
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, describe, picoseconds, with_device
 from simparallel.machine.devices import FIRST, SIM, Device
+from simparallel.rank_local import RankLocal
 
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op, Plan
@@ -122,12 +122,11 @@ class NullObserver:
         pass
 
 
-class _Called(threading.local):
-    # Class attribute: see `_Current`.
+class _Called(RankLocal):
     layer = ""
 
 
-# The module that this thread runs, by its path; modules set it around their forward.
+# The module that this rank runs, by its path; modules set it around their forward.
 CALLED = _Called()
 
 
@@ -524,12 +523,11 @@ class Recorder:
         return {**self.memory.summary(), "devices": each}
 
 
-class _Current(threading.local):
-    # A class attribute is the default of every thread: no lookup fails in a thread that has set none.
+class _CurrentRecorder(RankLocal):
     recorder: Recorder | None = None
 
 
-_current = _Current()
+_current = _CurrentRecorder()
 _NOTHING = NullObserver()
 
 

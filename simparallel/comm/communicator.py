@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +43,7 @@ from simparallel.comm.validate import (
     position_of,
 )
 from simparallel.errors import InputError
+from simparallel.rank_local import RankLocal
 
 LAYERS = "adasum of layers"
 
@@ -632,7 +632,13 @@ class Communicator(Mailbox):
 
 # --- the communicator of a thread --------------------------------------------------------------------------
 
-_current = threading.local()
+
+class _CurrentCommunicator(RankLocal):
+    of_run: Communicator | None = None
+    alone: Communicator | None = None
+
+
+_current = _CurrentCommunicator()
 # The communicator of the rank that this whole process is, or was last.
 _of_process: Communicator | None = None
 
@@ -644,17 +650,16 @@ def current() -> Communicator:
     messages raise CommError. Where ranks are threads themselves, such a thread cannot be told from others; it counts
     as outside of the run.
     """
-    communicator = getattr(_current, "communicator", None)
-    if communicator is None:
+    if (communicator := _current.of_run) is None:
         if _of_process is not None:
             return _of_process.beside()
-        communicator = _current.communicator = alone()
+        communicator = _current.alone = _current.alone or alone()
     return communicator
 
 
 def is_running() -> bool:
     """Return whether this thread, or the whole process, is a rank of a run."""
-    return getattr(_current, "in_run", False) or _of_process is not None
+    return _current.of_run is not None or _of_process is not None
 
 
 def alone() -> Communicator:
@@ -666,8 +671,7 @@ def alone() -> Communicator:
 def join_run(communicator: Communicator) -> None:
     """Make `communicator` the current one of this thread and of the process, which become a rank of a run."""
     global _of_process
-    _current.communicator, _current.in_run = communicator, True
-    _of_process = communicator
+    _current.of_run = _of_process = communicator
 
 
 @contextmanager
@@ -679,19 +683,16 @@ def use_communicator(communicator: Communicator, *, of_process: bool = False) ->
     global _of_process
     if of_process:
         _of_process = communicator
-    # The thread may have been a rank before, or be one inside an outer run: restore both.
-    before = getattr(_current, "communicator", None), getattr(_current, "in_run", False)
-    _current.communicator, _current.in_run = communicator, True
+    before, _current.of_run = _current.of_run, communicator
     try:
         yield communicator
     finally:
-        _current.communicator, _current.in_run = before
+        _current.of_run = before
 
 
 def _after_fork() -> None:
     # The forked process has the communicators of the thread and of the process.
-    of_thread = current() if getattr(_current, "in_run", False) else None
-    for communicator in filter(None, (of_thread, _of_process)):
+    for communicator in filter(None, (_current.of_run, _of_process)):
         communicator.silence_fork()
 
 

@@ -7,7 +7,6 @@ that read values (`check_after`).
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,10 +28,11 @@ from simparallel.base.callsite import is_inside, place
 from simparallel.errors import CaptureError, SimParallelError
 from simparallel.gpu.device import Gpu
 from simparallel.gpu.products import capture_products
+from simparallel.rank_local import RankLocal
 
 
-class _Running(threading.local):
-    """The captured step that this thread runs.
+class _RunningStep(RankLocal):
+    """The captured step that this rank runs.
 
     Attributes:
         step: its name, whether or not this call is captured or launched; "" outside of captured steps.
@@ -45,7 +45,7 @@ class _Running(threading.local):
     capture: Capture | None = None
 
 
-running = _Running()
+running = _RunningStep()
 
 
 class Capture:

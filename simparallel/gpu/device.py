@@ -6,7 +6,6 @@ streams are non-blocking: only events order them. Nothing here names CuPy: `cuda
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
 from simparallel.gpu.memory import GpuMemory, use_memory
 from simparallel.gpu.uploads import Uploads
+from simparallel.rank_local import RankLocal
 
 if TYPE_CHECKING:
     from simparallel.gpu.clock import GpuClock
@@ -123,11 +123,11 @@ def _poll(is_done: Callable[[], bool], what: str) -> None:
         pass
 
 
-class _Current(threading.local):
+class _CurrentGpu(RankLocal):
     gpu: Gpu | None = None
 
 
-_current = _Current()
+_current = _CurrentGpu()
 
 
 def current_gpu() -> Gpu | None:

@@ -7,10 +7,10 @@ creates new tensors.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, ClassVar
 
 from simparallel.errors import InputError
+from simparallel.rank_local import RankLocal, per_rank
 
 SIM, CUDA = KINDS = ("sim", "cuda")
 _ALSO = {"cpu": "sim:0", "sim": "sim:0", "cuda": "cuda:0"}
@@ -78,15 +78,13 @@ class Device(str):
 FIRST = Device("sim:0")
 
 
-class _Current(threading.local):
+class _CurrentDevice(RankLocal):
     device = FIRST
-
-    def __init__(self) -> None:
-        # `threading.local` calls this once in each thread. The list has the devices of the enclosing `with` blocks.
-        self.outer: list[Device] = []
+    # The devices of the enclosing `with` blocks.
+    outer: list[Device] = per_rank(list)
 
 
-_current = _Current()
+_current = _CurrentDevice()
 
 
 def current_device() -> Device:

@@ -9,7 +9,6 @@ A forward in float16 also saves its activations for backward in float16.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from simparallel.backend import is_array
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.nn.module import Module
+from simparallel.rank_local import RankLocal, per_rank
 
 M = TypeVar("M", bound=Module)
 Listed = Sequence[type[Module] | str]
@@ -206,12 +206,10 @@ def _wrap(module: Module, inputs: np.dtype | None, output: np.dtype | None, apar
     module.__dict__.setdefault("_mixed_precision", ())
 
 
-class _Hiding(threading.local):
-    """The casts that hide parameters on this thread, in their order."""
+class _Hiding(RankLocal):
+    """The casts that hide parameters on this rank, in their order."""
 
-    # threading.local calls this once in each thread.
-    def __init__(self) -> None:
-        self.casts: list[Hidden] = []
+    casts: list[Hidden] = per_rank(list)
 
 
 _hiding = _Hiding()

@@ -7,7 +7,6 @@ each parameter stores the recipe of its elements. Random numbers here are a func
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -19,6 +18,7 @@ from simparallel.backend import Array, filled, is_array, to_host
 from simparallel.clock.memory import PARAMETERS
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
+from simparallel.rank_local import RankLocal
 
 # (first element, number of elements) -> their values, row-major.
 Recipe = Callable[[int, int], Any]
@@ -27,7 +27,7 @@ Recipe = Callable[[int, int], Any]
 _BLOCK = 1 << 18
 
 
-class _Deferring(threading.local):
+class _Deferring(RankLocal):
     active = False
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
@@ -27,24 +26,25 @@ from simparallel.machine.devices import Device
 from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
+from simparallel.rank_local import RankLocal, per_rank
 from simparallel.world.rank import note_if_alone
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
-class _Living(threading.local):
-    """The optimizers that this thread has made and that still exist, by their number in order of creation."""
+class _Living(RankLocal):
+    """The optimizers that this rank has made and that still exist, by their number in order of creation."""
 
-    def __init__(self) -> None:
-        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
-        self.numbers = count()
+    outlasts_runs = True
+    optimizers: weakref.WeakValueDictionary[int, Optimizer] = per_rank(weakref.WeakValueDictionary)
+    numbers: Iterator[int] = per_rank(count)
 
 
 _living = _Living()
 
 
 def optimizers_of(params: Iterable[Tensor]) -> list[Optimizer]:
-    """Return the optimizers that this thread has made for any of these parameters, the oldest first."""
+    """Return the optimizers that this rank has made for any of these parameters, the oldest first."""
     wanted = set(map(id, params))
     living = sorted(_living.optimizers.items())
     return [optimizer for _, optimizer in living if any(id(param) in wanted for param in optimizer._params())]

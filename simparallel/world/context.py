@@ -7,7 +7,6 @@ rank draws its part of the masks of the whole batch.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final
@@ -19,6 +18,7 @@ from simparallel.clock.notes import forget_notes, note_once
 from simparallel.clock.recorder import describe_device
 from simparallel.comm import current
 from simparallel.errors import InputError
+from simparallel.rank_local import RankLocal, per_rank
 from simparallel.world.rank import init_if_described, set_memory
 
 
@@ -71,17 +71,15 @@ _EARLIER = {
 }  # fmt: skip
 
 
-class _Settings(threading.local):
-    """The settings of the rank that this thread runs."""
+class _Settings(RankLocal):
+    """The settings of this rank."""
 
-    def __init__(self) -> None:
-        # `threading.local` calls it once in each thread.
-        self.values = dict(_DEFAULTS)
-        # The user's line that changed `values` last; "" for the beginning of a run, None before.
-        self.line: str | None = None
-        self.context: dict[str, Any] = {}
-        self.algorithm: dict[str, Any] = {}
-        self.cost_model: dict[str, float] = {}
+    values: dict[str, Any] = per_rank(lambda: dict(_DEFAULTS))
+    # The user's line that changed `values` last; "" for the beginning of a run, None before.
+    line: str | None = None
+    context: dict[str, Any] = per_rank(dict)
+    algorithm: dict[str, Any] = per_rank(dict)
+    cost_model: dict[str, float] = per_rank(dict)
 
 
 _settings = _Settings()
@@ -187,13 +185,9 @@ def reset_auto_parallel_context() -> None:
     random_state.usual_part = None
 
 
-def forget_settings() -> None:
-    """Restore all defaults at the beginning of a run."""
-    reset_auto_parallel_context()
+def begin_settings() -> None:
+    """Note the beginning of a run, at which `rank_local.begin_run` has restored the defaults."""
     _settings.line = ""
-    reset_algo_parameters()
-    reset_cost_model_context()
-    _settings.context = {}
     forget_notes()
 
 

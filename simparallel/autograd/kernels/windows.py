@@ -6,7 +6,6 @@ Positions are pure integers; only `Scratch` and `pad_rows` touch arrays.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,6 +19,7 @@ from simparallel.backend import Array
 from simparallel.clock.memory import BUFFERS, MemoryAccount
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, ShapeError
+from simparallel.rank_local import RankLocal, per_rank
 
 Pair = tuple[int, int]
 
@@ -158,15 +158,14 @@ def as_pair(who: str, name: str, value: Any, least: int) -> Pair:
     return int(pair[0]), int(pair[1])
 
 
-class Scratch(threading.local):
+class Scratch(RankLocal):
     """Scratch arrays by name. Calls reuse their memory, since fresh pages cost as much as the arithmetic.
 
     The memory of a name grows to its largest use, so a network needs as much as its largest layer. Each device has
     its own arrays, counted on its memory account; outside of a run each thread has its own.
     """
 
-    def __init__(self) -> None:
-        self._arrays: dict[Any, Array] = {}
+    _arrays: dict[Any, Array] = per_rank(dict)
 
     def get(self, xp: ModuleType, name: str, shape: tuple[int, ...], like: Array) -> Array:
         """Return an array with the dtype and device of `like` and arbitrary content.

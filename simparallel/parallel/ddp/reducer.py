@@ -12,7 +12,6 @@ of its first backward shows it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,19 +30,19 @@ from simparallel.comm import Communicator, Group
 from simparallel.errors import AutogradError, InputError, UnusedParameterError
 from simparallel.machine.devices import FIRST
 from simparallel.parallel.ddp.buckets import GradBucket
+from simparallel.rank_local import RankLocal, per_rank
 
 Hook = Callable[[Any, GradBucket], Any]
 
 _numbers = count()
 
 
-class _Live(threading.local):
+class _Live(RankLocal):
     """The reducers of this rank."""
 
-    def __init__(self) -> None:
-        # threading.local calls this once in each thread: inline ranks are threads of one process.
-        # Weak references: a discarded model takes no part in the order of reductions.
-        self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
+    outlasts_runs = True
+    # Weak references: a discarded model takes no part in the order of reductions.
+    reducers: weakref.WeakSet[Reducer] = per_rank(weakref.WeakSet)
 
 
 _live = _Live()

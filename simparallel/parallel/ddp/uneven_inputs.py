@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,17 +9,16 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.errors import InputError, UnevenInputsError
+from simparallel.rank_local import RankLocal, per_rank
 
 if TYPE_CHECKING:
     from simparallel.parallel.ddp.distributed import DistributedDataParallel
 
 
-class _Open(threading.local):
+class _Open(RankLocal):
     """The `join` blocks that this rank is inside."""
 
-    # threading.local calls this once in each thread.
-    def __init__(self) -> None:
-        self.joins: list[Join] = []
+    joins: list[Join] = per_rank(list)
 
 
 _open = _Open()

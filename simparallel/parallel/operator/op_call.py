@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -22,10 +21,11 @@ from simparallel.layout.redistribution import Redistribution, plan_redistributio
 from simparallel.layout.reshaped import common_shape
 from simparallel.layout.sharding import Placement, Sharding, layout_of, placement
 from simparallel.parallel.operator.halo import window_cut
+from simparallel.rank_local import RankLocal
 
 
-class Mode(threading.local):
-    """Settings of this thread for op calls.
+class Mode(RankLocal):
+    """Settings of this rank for op calls.
 
     Attributes:
         automatic: plain tensors are sharded as ops need them; an op without a strategy follows its inputs, or has the

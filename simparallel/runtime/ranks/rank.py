@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from simparallel.autograd.tape import grad_mode
-from simparallel.backend import drop_checks, finish_checks, random_state, set_float32_matmul_precision
+from simparallel.backend import finish_checks, random_state, set_float32_matmul_precision
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
@@ -20,8 +18,9 @@ from simparallel.comm.memory.segment import DONE
 from simparallel.comm.transport import AbstractTransport
 from simparallel.gpu.recorder import GpuRecorder
 from simparallel.machine.cluster import ClusterSpec
+from simparallel.rank_local import RankLocal, begin_run
 from simparallel.runtime.reports import Outcome, failure_report
-from simparallel.world.context import forget_settings
+from simparallel.world.context import begin_settings
 from simparallel.world.process import become_rank
 
 T = TypeVar("T")
@@ -32,7 +31,12 @@ _END_OF_INPUT = ("EOF when reading a line",)
 # Interval of progress messages: one costs more than a small step, and users do not read faster.
 TELL_EVERY_S = 0.1
 
-_teller = threading.local()
+
+class _Teller(RankLocal):
+    tell: Tell | None = None
+
+
+_teller = _Teller()
 
 
 def play_rank(
@@ -79,11 +83,10 @@ def play_rank(
     kind = recorder_type if array == "numpy" else GpuRecorder
     recorder = kind(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, algorithm, medium)
-    random_state.restore((seed, 0, 0, {}))
+    begin_run()
+    random_state.seed = seed
     set_float32_matmul_precision(matmul_precision)
-    drop_checks()
-    grad_mode.enabled = True
-    forget_settings()
+    begin_settings()
     if is_process:
         # Threads share these settings; for them `run_threads` limits BLAS, and `Draws` seeds the streams.
         become_rank(transport.world_size, blas_threads)
@@ -178,8 +181,7 @@ def flush_output(*more: TextIO) -> None:
 
 @contextmanager
 def _telling(tell: Tell | None) -> Iterator[None]:
-    before = getattr(_teller, "tell", None)
-    _teller.tell = tell
+    before, _teller.tell = _teller.tell, tell
     try:
         yield
     finally:
@@ -199,10 +201,10 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     # One bar for the run: rank 0 reports. Outside of a run tqdm draws it here.
-    tell = getattr(_teller, "tell", None)
+    tell = _teller.tell
     if current().rank != 0:
         tell = None
-    if tell is None and current().world_size == 1 and getattr(_teller, "tell", None) is None:
+    if tell is None and current().world_size == 1 and _teller.tell is None:
         from tqdm import tqdm
 
         yield from tqdm(iterable, desc=description, total=total)

@@ -24,6 +24,7 @@ from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import DeadlineError, LaunchError
 from simparallel.machine.cluster import ClusterSpec
+from simparallel.rank_local import RankLocal
 from simparallel.runtime.preflight import check_depth
 from simparallel.runtime.ranks.random_streams import Draws
 from simparallel.runtime.ranks.rank import Tell, play_rank
@@ -38,8 +39,15 @@ AGAIN_S = 1.0
 GIVE_UP_S = 2.5
 _DEBUGGERS = ("bdb", "pydevd", "_pydevd_bundle")
 
-# In the threads of ranks: the nesting depth of their launch.
-_nested = threading.local()
+
+class _Nested(RankLocal):
+    """The nesting depth of the launch whose rank this thread runs; set before the run begins."""
+
+    outlasts_runs = True
+    depth = 0
+
+
+_nested = _Nested()
 
 
 def run_threads(
@@ -84,7 +92,7 @@ def run_threads(
     Raises:
         LaunchError: runs are nested too deep, see `preflight.check_depth`.
     """
-    depth = getattr(_nested, "depth", 0) + 1
+    depth = _nested.depth + 1
     check_depth(depth)
     segment = segment or Segment(cluster.world_size, arena_bytes=arena_bytes or ARENA_BYTES)
     num_threads = len(segment.ranks)
