@@ -80,7 +80,9 @@ def _translated(code: str, block: str, where: str) -> str:
     notes = _notes(code)
     first = _line(_replaced(code, notes, [""] * len(notes)))
     if not block.startswith(first):
-        raise ValueError(f"{where}: a block begins as its cell.\n  English: {first}\n  Chinese: {_line(block)}")
+        raise ValueError(
+            f"{where}: a block begins with the first line of code.\n  English: {first}\n  Chinese: {_line(block)}"
+        )
     rest = block.removeprefix(first)
     texts = _NOTE.findall(rest)
     if other := _NOTE.sub("", rest).strip():
