@@ -1,15 +1,16 @@
-"""The lessons run as scripts, with warnings as errors, and have the same code in both languages and as notebooks."""
+"""The lessons run as scripts, with warnings as errors, are the same programs in Chinese, and are built as notebooks."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
+import runpy
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import nbformat
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from test_readme import ROOT, run_in
 from simparallel import exercises
 
 TUTORIALS = ROOT / "tutorials"
-SCRIPTS = sorted(path.stem for path in TUTORIALS.glob("[0-9][0-9]_*.py"))
-ENGLISH = [name for name in SCRIPTS if not name.endswith("_zh")]
+BUILD = runpy.run_path(str(TUTORIALS / "build.py"))
+LESSONS = {source.stem: source for source in BUILD["lessons"]()}
+ENGLISH = [name for name in LESSONS if not name.endswith("_zh")]
 # Words of the text that every lesson has, in each language.
 PREDICT = {"": "Predict first", "_zh": "先猜一猜"}
 MAX_NOTEBOOK_BYTES = 800_000
@@ -34,8 +36,13 @@ def run_lesson(folder: Path, name: str, then: str = "") -> str:
     return done.stdout
 
 
+@cache
+def cells_of(name: str) -> list[nbformat.NotebookNode]:
+    return BUILD["read"](LESSONS[name]).cells
+
+
 def text_of(name: str) -> str:
-    return (TUTORIALS / f"{name}.py").read_text()
+    return "\n".join(cell.source for cell in cells_of(name))
 
 
 def checks_of(name: str) -> list[str]:
@@ -43,16 +50,9 @@ def checks_of(name: str) -> list[str]:
     return re.findall(r'^sp\.exercises\.check\("(\w+)"', text_of(name), re.MULTILINE)
 
 
-# A test compares the code of both languages, so the English one is enough for CI. Lesson 11 has a test of its own.
-RUNS = [
-    pytest.param(name, marks=pytest.mark.translations if name.endswith("_zh") else pytest.mark.documents)
-    for name in SCRIPTS
-    if name != "11_pipelines"
-]
-
-
+@pytest.mark.documents
 @pytest.mark.process
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name for name in ENGLISH if name != "11_pipelines"])  # which has a test of its own
 def test_lesson(tmp_path: Path, name: str) -> None:
     """It runs to its end, which asserts the numbers of its text, draws pictures, and leaves its exercises to do."""
     said = run_lesson(tmp_path, name)
@@ -61,13 +61,13 @@ def test_lesson(tmp_path: Path, name: str) -> None:
         assert f"{exercise}: not written yet" in said
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", LESSONS)
 def test_form_of_a_lesson(name: str) -> None:
     """A title, predictions, pictures, and three exercises or more, all of this lesson."""
     text, language = text_of(name), "_zh" * name.endswith("_zh")
     number = int(name[:2])
-    title = text.splitlines()[1]
-    assert re.match(rf"# # 第 {number} 课：" if language else rf"# # Lesson {number}: ", title), title
+    title = text.splitlines()[0]
+    assert re.match(rf"# 第 {number} 课：" if language else rf"# Lesson {number}: ", title), title
     assert text.count(PREDICT[language]) >= 4
     assert checks_of(name) == exercises.names(number)
     assert len(checks_of(name)) >= 3
@@ -77,14 +77,13 @@ def test_form_of_a_lesson(name: str) -> None:
 
 def code_of(name: str) -> list[str]:
     """Return the cells of a lesson: the kind of each, and its code without comments and docstrings."""
-    cells = re.split(r"^(# %%.*)$", text_of(name), flags=re.MULTILINE)[1:]
     found = []
-    for kind, text in zip(cells[::2], cells[1::2], strict=True):
-        tree = ast.parse(text)
+    for cell in cells_of(name):
+        tree = ast.parse(cell.source if cell.cell_type == "code" else "")
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
                 del node.body[0]
-        found.append(f"{kind} {ast.dump(tree)}")
+        found.append(f"{cell.cell_type} {ast.dump(tree)}")
     return found
 
 
@@ -93,13 +92,53 @@ def test_lesson_has_the_same_code_in_chinese(name: str) -> None:
     assert code_of(name) == code_of(f"{name}_zh")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_notebook_is_its_script(name: str) -> None:
+ENGLISH_CELLS = ["# %% [markdown]\n# Add.", "# %%\nx = 1  # one", '# %%\ndef f():\n    """Return 1."""\n    return 1']
+CHINESE_CELLS = ["加。", "```python\nx = 1  # 一\n```", '```python\ndef f():\n    """返回 1。"""\n```']
+
+
+def translated(folder: Path, english: list[str], chinese: list[str]) -> list[str]:
+    """Return the cells of a lesson in Chinese with these cells in its two sources."""
+    (folder / "01_add.py").write_text("\n\n".join(english))
+    (source := folder / "01_add_zh.md").write_text("\n\n".join(chinese))
+    return [cell.source for cell in BUILD["read"](source).cells]
+
+
+def test_chinese_text_gets_the_code(tmp_path: Path) -> None:
+    found = translated(tmp_path, ENGLISH_CELLS, CHINESE_CELLS)
+    assert found == ["加。", "x = 1  # 一", 'def f():\n    """返回 1。"""\n    return 1']
+
+
+@pytest.mark.parametrize("order", [[1, 2], [0, 2], [0, 1], [0, 2, 1]])
+def test_cell_of_one_language_is_refused(tmp_path: Path, order: list[int]) -> None:
+    """A cell that is missing or at another place, in either language."""
+    for english, chinese in ((order, range(3)), (range(3), order)):
+        with pytest.raises(ValueError, match=r"01_add_zh.md and 01_add.py differ in cell \d"):
+            translated(tmp_path, [ENGLISH_CELLS[i] for i in english], [CHINESE_CELLS[i] for i in chinese])
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        ("x = 10  # 一", "comments and docstrings only, not '0"),
+        ("y = 1  # 一", "English: x = 1\n  Chinese: y = 1"),
+        ("x = 1", r"English: \['# one'\]\n  Chinese: \[\]"),
+        ("x = 1  # 一\n# 二", r"Chinese: \['# 一', '# 二'\]"),
+        ('x = 1\n"""一"""', r"Chinese: \['\"\"\"一\"\"\"'\]"),
+        ("x = 1  # 一\nprint(x)", "not 'print"),
+    ],
+)
+def test_block_unlike_its_cell_is_refused(tmp_path: Path, block: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        translated(tmp_path, ENGLISH_CELLS, [CHINESE_CELLS[0], f"```python\n{block}\n```", CHINESE_CELLS[2]])
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_notebook_is_its_source(name: str) -> None:
     """The cells are equal, every code cell was executed without an error, and the pictures are small."""
     path = TUTORIALS / f"{name}.ipynb"
     assert path.stat().st_size < MAX_NOTEBOOK_BYTES
-    notebook, script = nbformat.read(path, as_version=4), jupytext.read(TUTORIALS / f"{name}.py")
-    assert [(c.cell_type, c.source) for c in notebook.cells] == [(c.cell_type, c.source) for c in script.cells]
+    notebook = nbformat.read(path, as_version=4)
+    assert [(c.cell_type, c.source) for c in notebook.cells] == [(c.cell_type, c.source) for c in cells_of(name)]
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
