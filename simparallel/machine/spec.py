@@ -26,6 +26,8 @@ from simparallel.machine.numbers import check_number
 
 # A spec holds lists of ranks, which take 0.1 GB for so many.
 MAX_RANKS = 1 << 20
+# Prices of messages that a cluster keeps.
+MAX_MESSAGES = 1 << 16
 RULES = ("", "hccl")
 
 
@@ -189,8 +191,9 @@ class ClusterSpec:
                     "of ranks are 2 or more.",
                     key="measured",
                 )
-        # Caches, by group: the same groups ask for a price at every collective.
+        # Caches: the same groups and the same messages ask for a price in every step.
         object.__setattr__(self, "_spreads", {})
+        object.__setattr__(self, "_messages", {})
         object.__setattr__(self, "_known_links", {})
         self.check_group(range(self.world_size))
 
@@ -529,9 +532,15 @@ class ClusterSpec:
 
     def message(self, size_bytes: int, src: int, dst: int) -> Traffic:
         """Return the cost of one message from rank `src` to rank `dst`."""
-        if src == dst:
-            return Traffic(0, 0)
-        return Traffic(picoseconds(stepwise_time(1, 1.0, size_bytes, self.spread((src, dst)))), size_bytes)
+        known: dict[tuple[int, int, int], Traffic] = self._messages  # type: ignore[attr-defined]
+        found = known.get((size_bytes, src, dst))
+        if found is None:
+            if len(known) == MAX_MESSAGES:
+                known.clear()
+            time_s = stepwise_time(1, 1.0, size_bytes, self.spread((src, dst))) if src != dst else 0.0
+            found = Traffic(picoseconds(time_s), size_bytes if src != dst else 0)
+            known[size_bytes, src, dst] = found
+        return found
 
     def copy(self, size_bytes: int) -> Traffic:
         """Return the cost of a copy from one device of a rank to another, over the link inside a node."""

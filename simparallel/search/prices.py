@@ -106,7 +106,6 @@ class Prices:
         self._exchanges: dict[Any, Exchange] = {}
         self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
         self._kept: list[Placement] = []
-        self._message_ps = lru_cache(maxsize=1 << 16)(lambda *of: cluster.message(*of).time_ps)
 
     # --- ops -----------------------------------------------------------------------------------------
 
@@ -284,7 +283,7 @@ class Prices:
     def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:
         if not each:
             return ()
-        return (Messages(tuple((src, dst, self._message_ps(size, src, dst)) for src, dst, size in each)),)
+        return (Messages(tuple((src, dst, self.cluster.message(size, src, dst).time_ps) for src, dst, size in each)),)
 
     # --- work ----------------------------------------------------------------------------------------
 
