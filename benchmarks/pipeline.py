@@ -24,7 +24,7 @@ from benchmarks.job import Job
 from benchmarks.peers.exchange import images, timed
 from simparallel.base.units import format_seconds
 from simparallel.errors import InputError, RunFailedError
-from simparallel.parallel.pipeline.schedule import RULES
+from simparallel.parallel.pipeline.rules import RULES
 
 RANKS, MICROBATCHES, WIDTH, SAMPLES = 4, 8, 256, 64
 SCHEDULES = "gpipe", "1f1b"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import simparallel as sp
-from simparallel.parallel.pipeline.schedule import RULES
+from simparallel.parallel.pipeline.rules import RULES
 
 
 def draw() -> Any:

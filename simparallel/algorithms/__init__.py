@@ -12,15 +12,24 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from simparallel.algorithms.algorithm import DIRECT, check_algorithm, find, names, offers, price, priced
+from simparallel.algorithms.algorithm import (
+    DIRECT,
+    check_algorithm,
+    find,
+    name_of,
+    names,
+    number_of,
+    offers,
+    price,
+    priced,
+)
 from simparallel.algorithms.point_to_point import PointToPoint, Steps, split
 
 __all__ = [
-    "ALGORITHMS", "DIRECT", "PointToPoint", "Steps", "check_algorithm", "find", "offers", "price", "priced", "split",
+    "DIRECT", "PointToPoint", "Steps", "check_algorithm", "find", "name_of", "names", "number_of", "offers", "price",
+    "priced", "split",
 ]  # fmt: skip
 
 # A file in this folder is found by being there.
 for _each in iter_modules(__path__):
     import_module(f"{__name__}.{_each.name}")
-
-ALGORITHMS = names()

@@ -54,6 +54,7 @@ class CollectiveAlgorithm:
         self.name, self.number = name, number
         self.functions: dict[str, Function] = {}
         self.prices = dict(prices or {})
+        assert _NAMES.setdefault(number, name) == name, f"{_NAMES[number]} has the number {number}"
         _BY_NAME[name] = self
 
     def collective(self, *phases: Formula, op: str = "") -> Callable[[Function], Function]:
@@ -72,11 +73,22 @@ class CollectiveAlgorithm:
 
 
 _BY_NAME: dict[str, CollectiveAlgorithm] = {}
+_NAMES: dict[int, str] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all algorithms: `names()[number]` is the one that `number` stands for in headers."""
-    return tuple(sorted(_BY_NAME, key=lambda name: _BY_NAME[name].number))
+    """Return the names of all algorithms, by their numbers."""
+    return tuple(_NAMES[number] for number in sorted(_NAMES))
+
+
+def number_of(name: str) -> int:
+    """Return the number that stands for an algorithm in the headers of calls."""
+    return _BY_NAME[name].number
+
+
+def name_of(number: int) -> str:
+    """Return the name of the algorithm that a number stands for."""
+    return _NAMES[number]
 
 
 def offers(algorithm: str, op: str) -> bool:

@@ -31,7 +31,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from simparallel.algorithms import ALGORITHMS
+from simparallel.algorithms import names
 from simparallel.algorithms.reduction import ALIASES
 from simparallel.comm.collective import COLLECTIVES, OBJECT_OPS
 from simparallel.errors import CollectiveMismatchError, InputError
@@ -181,7 +181,7 @@ def describe(words: Sequence[int]) -> str:
     if words[ALGORITHM] == ON_GPUS:
         text += " on GPUs"
     elif words[ALGORITHM]:
-        text += f" by {_name(ALGORITHMS, words[ALGORITHM])}"
+        text += f" by {_name(names(), words[ALGORITHM])}"
     if words[ASKER] and words[OP] != OP_CODES["send"]:
         text += f" for {_asker(words)}"
     return text

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from simparallel.algorithms import ALGORITHMS, price, priced
+from simparallel.algorithms import names, price, priced
 from simparallel.base.checks import is_integer
 from simparallel.base.units import format_number_of, format_numbers, format_type_of
 from simparallel.errors import ClusterError
@@ -497,8 +497,8 @@ class ClusterSpec:
             ClusterError: no model for `op` by `algorithm`, a rank that does not exist, or a group that the rules
                 refuse.
         """
-        if algorithm not in ALGORITHMS:
-            raise ClusterError(f"no cost model for algorithm {algorithm!r}; known: {', '.join(ALGORITHMS)}.")
+        if algorithm not in names():
+            raise ClusterError(f"no cost model for algorithm {algorithm!r}; known: {', '.join(names())}.")
         if op not in priced(algorithm):
             known = ", ".join(priced(algorithm))
             raise ClusterError(f"no cost model for collective {op!r} by {algorithm}; known: {known}.")

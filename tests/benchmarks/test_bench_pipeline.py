@@ -11,7 +11,7 @@ from benchmarks import pipeline
 from benchmarks.__main__ import main
 from benchmarks.contest import Result
 from simparallel.errors import InputError
-from simparallel.parallel.pipeline.schedule import RULES
+from simparallel.parallel.pipeline.rules import RULES
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from refusals import refused
 from test_summation import KINDS, left_fold, make, size_of
 
 import simparallel as sp
-from simparallel.algorithms import ALGORITHMS
+from simparallel.algorithms import names
 from simparallel.algorithms.rehearsal import play, rehearse
 from simparallel.base import blas
 from simparallel.base.adasum import Moments
@@ -71,7 +71,7 @@ def cases(draw: Any) -> Any:
     shapes = draw(st.sampled_from([[(5,)], [(4, 3), (4,), (2, 4), (1,), ()], [(BIG,)], [(3,), (70, 90), (0,), (11,)]]))
     dtype = draw(st.sampled_from(sorted(ROUNDED)))
     kinds, seed = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3)), draw(st.integers(0, 2**20))
-    algorithm = draw(st.sampled_from((None, "direct", *ALGORITHMS[1:])))
+    algorithm = draw(st.sampled_from((None, "direct", *names()[1:])))
     return shapes, dtype, kinds, seed, algorithm, draw(st.booleans())
 
 

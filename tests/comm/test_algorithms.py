@@ -14,6 +14,7 @@ import numpy as np
 import oracles
 import pytest
 import test_collectives
+from algorithm_records import RECORDS
 from hypothesis import given, strategies as st
 from oracles import OPS, TRANSPORTS, World
 from refusals import refused
@@ -21,7 +22,7 @@ from test_collectives import ROOTED, assert_same, cases, perform, values
 
 import simparallel as sp
 from simparallel import algorithms
-from simparallel.algorithms import ALGORITHMS, find, offers, priced, split
+from simparallel.algorithms import find, names, number_of, offers, split
 from simparallel.algorithms.ledger import Ledger, StepTraffic
 from simparallel.algorithms.reduction import Combine
 from simparallel.algorithms.rehearsal import play, rehearse
@@ -35,6 +36,7 @@ for module in (sys.modules[__name__], test_collectives):  # devices need not imp
 COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
 )  # fmt: skip
+ALGORITHMS = names()
 OFFERED = [(name, op) for name in ALGORITHMS[1:] for op in COLLECTIVES if offers(name, op)]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16)
 # 1 ps a byte, 1000 ps a message: prices can be computed by hand.
@@ -42,15 +44,11 @@ LINK = LinkSpec(1e-9, 1e12)
 DEVICE = DeviceSpec("plain", {4: 1e12}, 1e12, 10**9, 0.0)
 
 
-def test_offered_algorithms():
-    assert {name: [op for other, op in OFFERED if other == name] for name in ALGORITHMS[1:]} == {
-        "naive": ["all_reduce", "broadcast", "reduce", "all_to_all", "gather", "scatter"],
-        "ring": ["all_reduce", "broadcast", "all_gather", "reduce_scatter"],
-        "tree": ["all_reduce", "broadcast", "reduce"],
-        "halving_doubling": ["all_reduce", "all_gather", "reduce_scatter"],
+def test_every_algorithm_has_a_record():
+    assert {name: {op for other, op in OFFERED if other == name} for name in ALGORITHMS[1:]} == {
+        name: set(record.sent) for name, record in RECORDS.items()
     }
-    for name in ALGORITHMS[1:]:
-        assert set(priced(name)) == {op for other, op in OFFERED if other == name} | {"adasum"}
+    assert [number_of(name) for name in ALGORITHMS] == [*range(len(ALGORITHMS))]
 
 
 # --- results, without a run ---------------------------------------------------------------------------
@@ -167,18 +165,9 @@ def test_all_ranks_get_the_same_bits(algorithm, size, reduce_op):
 
 def test_reduction_order_matches_docstrings():
     x = random_floats(8, 40)
-    size = len(x)
-    naive = ((((((x[0] + x[1]) + x[2]) + x[3]) + x[4]) + x[5]) + x[6]) + x[7]
-    tree = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))
-    halving = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
-    ring = []
-    for i in range(size):
-        parts = [split(x[(i + 1 + j) % size], size)[i] for j in range(size)]
-        ring.append(oracles.reduced(parts, "sum"))
-    expected = {"naive": naive, "tree": tree, "halving_doubling": halving, "ring": np.concatenate(ring)}
-    for algorithm, wanted in expected.items():
+    for algorithm, record in RECORDS.items():
         results, _ = played(algorithm, "all_reduce", x, 0, "sum")
-        assert all(np.array_equal(result, wanted) for result in results), algorithm
+        assert all(np.array_equal(result, record.total(x)) for result in results), algorithm
     folded = halving_of([x[0] + x[1], x[2] + x[3], x[4], x[5]])
     assert np.array_equal(played("halving_doubling", "all_reduce", x[:6], 0, "sum")[0][0], folded)
 
@@ -207,39 +196,6 @@ def test_ledger_of_uneven_ring_all_reduce():
         assert entry.steps == tuple(StepTraffic(1, a, 1, b) for a, b in zip(sent, received, strict=True))
 
 
-def textbook(algorithm: str, op: str, p: int, n: int, number: int) -> tuple[int, int]:
-    """Return messages and bytes that a rank sends; `number` counts from the root. n is divisible by p."""
-    levels = (p - 1).bit_length()
-    children = sum(number % 2 ** (i + 1) == 0 and number + 2**i < p for i in range(levels))
-    up = int(number > 0)
-    core = 2 ** (p.bit_length() - 1)
-    extra, depth = p - core, core.bit_length() - 1
-    pairs = number < 2 * extra
-    if pairs and number % 2 == 0:  # folded
-        folded = {"all_reduce": n, "reduce_scatter": n, "all_gather": n // p}
-        if algorithm == "halving_doubling":
-            return 1, folded[op]
-    return {
-        ("ring", "reduce_scatter"): (p - 1, (p - 1) * n // p),
-        ("ring", "all_gather"): (p - 1, (p - 1) * n // p),
-        ("ring", "all_reduce"): (2 * (p - 1), 2 * (p - 1) * n // p),
-        ("ring", "broadcast"): (p, n) if number < p - 1 else (0, 0),
-        ("tree", "broadcast"): (children, children * n),
-        ("tree", "reduce"): (up, up * n),
-        ("tree", "all_reduce"): (children + up, (children + up) * n),
-        ("naive", "broadcast"): (0, 0) if up else (p - 1, (p - 1) * n),
-        ("naive", "reduce"): (up, up * n),
-        ("naive", "all_reduce"): (1, n) if up else (p - 1, (p - 1) * n),
-        ("naive", "gather"): (up, up * n // p),
-        ("naive", "scatter"): (0, 0) if up else (p - 1, (p - 1) * n // p),
-        ("naive", "all_to_all"): (p - 1, (p - 1) * n // p),
-        ("halving_doubling", "all_reduce"): (2 * depth + pairs, 2 * (core - 1) * n // core + pairs * n),
-        ("halving_doubling", "reduce_scatter"): (depth + pairs, (p - 1) * n // p),
-        # It receives all but its own part; a rank in a pair passes the whole vector on.
-        ("halving_doubling", "all_gather"): (depth + pairs, -1 if extra else (p - 1) * n // p),
-    }[algorithm, op]
-
-
 @pytest.mark.parametrize(("algorithm", "op"), OFFERED)
 @pytest.mark.parametrize("p", SIZES)
 def test_ledger_and_price_match_textbook(algorithm, op, p):
@@ -252,9 +208,8 @@ def test_ledger_and_price_match_textbook(algorithm, op, p):
     step_ps = [1000 + max(step.sent_bytes for step in steps) for steps in zip(*columns, strict=True)]
     for entry in ledger.entries:
         cost = spec.collective(op, n, ranks, position=entry.rank, root=root, algorithm=algorithm)
-        messages, size_bytes = textbook(algorithm, op, p, n, (entry.rank - root) % p) if p > 1 else (0, 0)
-        assert entry.total.sent_messages == messages
-        assert entry.total.sent_bytes == (cost.sent_bytes if size_bytes < 0 else size_bytes)
+        sent = RECORDS[algorithm].sent[op](p, n, (entry.rank - root) % p) if p > 1 else (0, 0)
+        assert (entry.total.sent_messages, entry.total.sent_bytes) == sent
         assert cost.sent_bytes == entry.total.sent_bytes
         assert cost.time_ps == sum(step_ps)
 
@@ -334,7 +289,7 @@ def test_worlds_of_any_size_and_groups_in_any_order(size):
         for count in {size, max(1, size - 2)}:
             order = tuple(rng.permutation(size)[:count].tolist())
             xs = [values(7 + i, (count, 3), np.dtype(np.int32)) for i in range(count)]
-            expected = [oracles.all_reduce(xs)] * 4 + [oracles.broadcast(xs, count - 1)] * 3
+            expected = [oracles.all_reduce(xs)] * len(RECORDS) + [oracles.broadcast(xs, count - 1)] * 3
             expected += [oracles.all_gather(xs, 1), oracles.reduce_scatter(xs)] * 2
             for rank, results in enumerate(world.run(size, reduce_in_turn, order, 7)):
                 if rank in order:
@@ -379,13 +334,13 @@ def test_runs_keep_the_ledger_of_rehearsals(world):
     for rank, ledger in enumerate(results):
         wanted = [rehearse(name, "all_reduce", 3, 7, np.float64) for name in ALGORITHMS[1:]]
         books = {(entry.op, entry.algorithm): entry for entry in ledger.entries}
-        assert len(books) == len(ledger.entries) == 5
+        assert len(books) == len(ledger.entries) == len(ALGORITHMS)
         for name, rehearsed in zip(ALGORITHMS[1:], wanted, strict=True):
             assert books["all_reduce", name].steps == rehearsed.entries[order.index(rank)].steps
         assert books["scatter", "naive"].total.sent_bytes == (32 if rank == 1 else 0)
     joined = Ledger.join(results)
     assert joined.total.sent_bytes == joined.total.received_bytes
-    assert joined.table().count("group 1 (ranks 2, 0, 1), collective #") == 4
+    assert joined.table().count("group 1 (ranks 2, 0, 1), collective #") == len(RECORDS)
 
     spec, events = describe(3), results.trace.events
     assert {event.kind for event in events} == {"collective"}

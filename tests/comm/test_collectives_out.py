@@ -17,7 +17,7 @@ from refusals import refused
 from test_collectives import LAYOUTS, NUMBERS, OTHERS, ROOTED, Case, assert_same, cases, laid_out, native, values
 
 import simparallel as sp
-from simparallel.algorithms import ALGORITHMS, offers
+from simparallel.algorithms import names, offers
 from simparallel.comm import Group, call_header as h, current
 from simparallel.comm.direct import direct
 from simparallel.comm.memory.segment import SLOT_BYTES
@@ -104,7 +104,7 @@ def perform_into(case: Case, how: str, algorithm: str | None = None) -> Any:
 @st.composite
 def cases_into(draw: Any, name: str, max_size: int) -> tuple[Case, str, str | None]:
     case, how = draw(cases(name, max_size)), draw(st.sampled_from((*LAYOUTS, "own place", "overlapping")))
-    algorithm = draw(st.sampled_from([None, *(one for one in ALGORITHMS if offers(one, name))]))
+    algorithm = draw(st.sampled_from([None, *(one for one in names() if offers(one, name))]))
     if case.dtype == np.float16 and algorithm not in (None, "direct"):
         case = replace(case, dtype=np.dtype(np.float32))  # algorithms on messages round at each step
     return case, how, algorithm

@@ -16,7 +16,7 @@ from refusals import refused
 from test_fault_matrix import ACTIONS, SIZES, hurried, run_all  # noqa: F401 (a fixture)
 
 import simparallel as sp
-from simparallel.algorithms import ALGORITHMS, offers
+from simparallel.algorithms import names, offers
 from simparallel.algorithms.ledger import StepTraffic
 from simparallel.algorithms.rehearsal import rehearse
 from simparallel.comm.fault_spec import STEP_PHASES, parse
@@ -66,7 +66,7 @@ def does(phase: str, traffic: StepTraffic) -> bool:
 def every_step() -> list[StepCase]:
     """List each end of each message of each algorithm, at 2, 3 and 5 ranks; phases and actions take turns."""
     cases, turns = [], itertools.cycle(range(8))
-    for (algorithm, op), size in itertools.product(itertools.product(ALGORITHMS[1:], OPS), SIZES):
+    for (algorithm, op), size in itertools.product(itertools.product(names()[1:], OPS), SIZES):
         if not offers(algorithm, op) or (op == "adasum" and algorithm == "halving_doubling" and size & (size - 1)):
             continue
         for entry in rehearse(algorithm, op, size, size * ELEMENTS).entries:
@@ -95,7 +95,7 @@ def some_steps(count: int) -> list[StepCase]:
 def test_all_algorithms_phases_and_actions_occur() -> None:
     cases = every_step()
     assert {case.phase for case in cases} == set(STEP_PHASES)
-    assert {(case.algorithm, case.action) for case in cases} == {*itertools.product(ALGORITHMS[1:], ACTIONS)}
+    assert {(case.algorithm, case.action) for case in cases} == {*itertools.product(names()[1:], ACTIONS)}
     for size in SIZES:
         ring = {case.step for case in cases if case[:2] == ("ring", "all_reduce") and case.world_size == size}
         assert ring == set(range(1, 2 * size - 1))
@@ -123,7 +123,7 @@ def test_stopped_rank_is_named_by_indirect_waiters(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
+@pytest.mark.parametrize("algorithm", names()[1:])
 def test_every_step(algorithm: str, tmp_path: Path) -> None:
     run_all([case for case in every_step() if case.algorithm == algorithm], tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from data_sheets import SHEETS, Sheet
 from hypothesis import given, strategies as st
 from refusals import refused
 
@@ -179,6 +180,16 @@ def test_device_time_is_a_roofline(flops, size_bytes, itemsize):
 
 def test_unlisted_item_size_uses_next_larger_peak():
     assert [DEVICE.peak(size) for size in (1, 2, 3, 4, 8)] == [2e12, 2e12, 1e12, 1e12, 1e12]
+
+
+def test_every_preset_has_a_record():
+    assert {
+        name: Sheet(
+            preset.node_size, preset.device.memory_bytes / 1e9, preset.device.memory_bandwidth_bytes_per_s / 1e12,
+            preset.device.peak(2) / 1e12,
+        )
+        for name, preset in PRESETS.items() if name != "this-host"
+    } == SHEETS  # fmt: skip
 
 
 def test_every_preset_has_links_between_its_nodes():

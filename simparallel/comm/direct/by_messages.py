@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
+from simparallel.algorithms import PointToPoint, check_algorithm, find, name_of, number_of, offers
 from simparallel.algorithms.ledger import Entry
 from simparallel.algorithms.reduction import Combine
 from simparallel.backend import get_namespace
@@ -201,7 +201,7 @@ _BODIES: Mapping[str, type[Body]] = {
 
 
 def algorithm_of(plan: CallPlan) -> str:
-    return ALGORITHMS[plan.header[h.ALGORITHM]]
+    return name_of(plan.header[h.ALGORITHM])
 
 
 def choose(group: Group, op: str, algorithm: str | None, default: str) -> Algorithm:
@@ -223,5 +223,5 @@ def choose(group: Group, op: str, algorithm: str | None, default: str) -> Algori
             'algorithm="tree" or "direct", where a vector without a partner moves on to the next level.'
         )
     if algorithm not in group.algorithms:
-        group.algorithms[algorithm] = Algorithm(group, _BODIES, ALGORITHMS.index(algorithm))
+        group.algorithms[algorithm] = Algorithm(group, _BODIES, number_of(algorithm))
     return group.algorithms[algorithm]

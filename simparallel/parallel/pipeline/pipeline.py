@@ -29,7 +29,8 @@ from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
 from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import read_cell
-from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL, Schedule, pipeline_schedule
+from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
+from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
 from simparallel.parallel.pipeline.stage_forward import Known, Switch
 from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced, within
 from simparallel.parallel.pipeline.step import Step, tensors

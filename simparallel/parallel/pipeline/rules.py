@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, cycle, islice
 from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from simparallel.errors import InputError
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Cell
@@ -19,6 +21,57 @@ from simparallel.parallel.pipeline.timing import Lists
 
 # For each rank its cells.
 Rows = list[list[Cell]]
+Make = TypeVar("Make", bound=Callable[..., Rows])
+
+# Where the stages are: rank s mod P, back and forth, or two replicas in opposite directions.
+LOOP, ZIGZAG, BIDIRECTIONAL = "loop", "v", "bidirectional"
+
+
+class Rule(NamedTuple):
+    """A known schedule.
+
+    Attributes:
+        make: returns the cells of each rank, from ranks, micro-batches and chunks.
+        bubble: returns the bubble of a step in closed form, from ranks and micro-batches, for F = I = W = 1 and 2 x
+            ranks micro-batches or more; None if none is known. Sources as for the lists. Chimera's paper has one unit
+            of micro-batches; each further one adds the difference of a backward and a forward (ours, tested).
+        placement: where the stages are.
+        chunks: stages of a rank; None for any number.
+    """
+
+    make: Callable[..., Rows]
+    bubble: Callable[[int, int], int] | None
+    placement: str = LOOP
+    chunks: int | None = 1
+
+
+RULES: dict[str, Rule] = {}
+
+
+def schedule(
+    name: str,
+    bubble: Callable[[int, int], int] | None = None,
+    placement: str = LOOP,
+    chunks: int | None = 1,
+    **settings: Any,
+) -> Callable[[Make], Make]:
+    """Register the decorated function, with these settings, as the schedule `name`. For the rest see `Rule`."""
+
+    def register(make: Make) -> Make:
+        RULES[name] = Rule(partial(make, **settings), bubble, placement, chunks)
+        return make
+
+    return register
+
+
+def _full(ranks: int, microbatches: int) -> int:
+    """Return the bubble of full backwards: a forward and a backward for each other rank."""
+    return 3 * (ranks - 1)
+
+
+def _split(ranks: int, microbatches: int) -> int:
+    """Return the bubble that is left if weight gradients fill the rest: the forwards before the last rank's first."""
+    return ranks - 1
 
 
 class Stream:
@@ -47,6 +100,8 @@ class Stream:
         return Action(self.stage, kind, number)
 
 
+@schedule("gpipe_reversed", _full, is_reversed=True)
+@schedule("gpipe", _full)
 def gpipe(ranks: int, microbatches: int, chunks: int, is_reversed: bool = False) -> Rows:
     """Return all forwards, then all backwards; with `is_reversed` from the last micro-batch, as in GPipe's paper."""
     backwards = range(microbatches)[:: -1 if is_reversed else 1]
@@ -56,6 +111,11 @@ def gpipe(ranks: int, microbatches: int, chunks: int, is_reversed: bool = False)
     ]
 
 
+# Without a flush, the PipeDreams have the bubble in their first and last steps only.
+@schedule("pipedream_2bw", _full)
+@schedule("pipedream", _full)
+@schedule("eager_1f1b", _full, warmup=2)
+@schedule("1f1b", _full)
 def one_forward_one_backward(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
     """Return for rank r of P `warmup` (P - 1 - r) forwards, then one forward, one backward by turns, then the rest."""
     found = []
@@ -65,6 +125,7 @@ def one_forward_one_backward(ranks: int, microbatches: int, chunks: int, warmup:
     return found
 
 
+@schedule("interleaved_1f1b", _full, chunks=None)
 def interleaved(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return 1F1B over the chunks of a rank, in groups of about as many micro-batches as there are ranks."""
     group = _group_of(ranks, microbatches)
@@ -76,6 +137,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int) -> Rows:
     return found
 
 
+@schedule("looped_bfs", _full, chunks=None)
 def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return all micro-batches through one chunk after the other, and back in the opposite order."""
     return [
@@ -87,6 +149,8 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Rows:
     ]
 
 
+@schedule("zb_h2", _split, warmup=2)
+@schedule("zb_h1", _split)
 def zero_bubble(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
     """Return 1F1B with split backwards; on rank r, weight gradients come r (ZB-H2: 2 r) input gradients later."""
     found = []
@@ -97,6 +161,7 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> 
     return found
 
 
+@schedule("interleaved_zb", _split, chunks=None)
 def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return the interleaved order with split backwards; on rank r, weight gradients come r input gradients later."""
     group = _group_of(ranks, microbatches)
@@ -108,6 +173,7 @@ def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int) -> Rows:
     return found
 
 
+@schedule("zbv", _split, ZIGZAG, 2)
 def zbv(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return two chunks on a V: the rank with the first stage has the last one, too."""
     # With fewer micro-batches, the list is that of 2P - 1 without the actions of the others.
@@ -130,6 +196,7 @@ def zbv(ranks: int, microbatches: int, chunks: int) -> Rows:
     return found
 
 
+@schedule("v_half", None, ZIGZAG, 2)
 def v_half(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return two chunks on a V in a pattern of six slots, with about half of the memory of 1F1B."""
     delay = 3 if ranks % 2 == 0 else 0
@@ -139,6 +206,7 @@ def v_half(ranks: int, microbatches: int, chunks: int) -> Rows:
     )  # fmt: skip
 
 
+@schedule("v_min", None, ZIGZAG, 2)
 def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return two chunks on a V in a pattern of six slots, with about a third of the memory of 1F1B."""
     delay = 2 if ranks % 3 == 0 else 0
@@ -148,12 +216,14 @@ def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
     )  # fmt: skip
 
 
+@schedule("dualpipe_v", lambda p, m: 2 * (p - 1), ZIGZAG, 2)
 def dualpipe_v(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return two chunks on a V, with forwards and backwards in pairs that may overlap."""
     _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe_v needs 2 x ranks = {2 * ranks} or more")
     return [_dual(r, ranks, microbatches, r, 2 * ranks - 1 - r) for r in range(ranks)]
 
 
+@schedule("dualpipe", lambda p, m: p - 2, BIDIRECTIONAL, 2)
 def dualpipe(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return two replicas of the model in opposite directions, with half of the micro-batches each."""
     _need(ranks % 2 == 0, "ranks", ranks, "dualpipe needs an even number")
@@ -168,6 +238,7 @@ def dualpipe(ranks: int, microbatches: int, chunks: int) -> Rows:
     return found
 
 
+@schedule("chimera", lambda p, m: (p - 2) * (1 + m // p), BIDIRECTIONAL, 2)
 def chimera(ranks: int, microbatches: int, chunks: int) -> Rows:
     """Return two replicas in opposite directions, in units of as many micro-batches as there are ranks."""
     _need(ranks % 2 == 0, "ranks", ranks, "chimera needs an even number")

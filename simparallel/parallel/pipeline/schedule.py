@@ -8,12 +8,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import simparallel.parallel.pipeline.attribution as attribution
-import simparallel.parallel.pipeline.rules as rules
 import simparallel.parallel.pipeline.timing as timing
 from simparallel.base.checks import is_integer
 from simparallel.base.files import read_text, write_atomically
@@ -33,63 +32,13 @@ from simparallel.parallel.pipeline.action import (
 )
 from simparallel.parallel.pipeline.attribution import Bubbles
 from simparallel.parallel.pipeline.mailbox import depth_of
+from simparallel.parallel.pipeline.rules import BIDIRECTIONAL, LOOP, RULES, ZIGZAG
 from simparallel.parallel.pipeline.timing import Cost, Lists, Span, Time
-
-# Where the stages are: rank s mod P, back and forth, or two replicas in opposite directions.
-LOOP, ZIGZAG, BIDIRECTIONAL = "loop", "v", "bidirectional"
 
 # The largest file that is read.
 MAX_BYTES = 1 << 26
 
 
-class Rule(NamedTuple):
-    """A known schedule.
-
-    Attributes:
-        make: returns the lists, from ranks, micro-batches and chunks.
-        bubble: returns the bubble of a step in closed form, from ranks and micro-batches, for F = I = W = 1 and 2 x
-            ranks micro-batches or more; None if none is known. Sources as for the lists. Chimera's paper has one unit
-            of micro-batches; each further one adds the difference of a backward and a forward (ours, tested).
-        placement: where the stages are.
-        chunks: stages of a rank; None for any number.
-    """
-
-    make: Callable[[int, int, int], rules.Rows]
-    bubble: Callable[[int, int], int] | None
-    placement: str = LOOP
-    chunks: int | None = 1
-
-
-def _full(ranks: int, microbatches: int) -> int:
-    """Return the bubble of full backwards: a forward and a backward for each other rank."""
-    return 3 * (ranks - 1)
-
-
-def _split(ranks: int, microbatches: int) -> int:
-    """Return the bubble that is left if weight gradients fill the rest: the forwards before the last rank's first."""
-    return ranks - 1
-
-
-RULES = {
-    "gpipe": Rule(rules.gpipe, _full),
-    "gpipe_reversed": Rule(partial(rules.gpipe, is_reversed=True), _full),
-    "1f1b": Rule(rules.one_forward_one_backward, _full),
-    "eager_1f1b": Rule(partial(rules.one_forward_one_backward, warmup=2), _full),
-    "interleaved_1f1b": Rule(rules.interleaved, _full, chunks=None),
-    "looped_bfs": Rule(rules.looped_bfs, _full, chunks=None),
-    "zb_h1": Rule(rules.zero_bubble, _split),
-    "zb_h2": Rule(partial(rules.zero_bubble, warmup=2), _split),
-    "interleaved_zb": Rule(rules.interleaved_zero_bubble, _split, chunks=None),
-    "zbv": Rule(rules.zbv, _split, ZIGZAG, 2),
-    "v_half": Rule(rules.v_half, None, ZIGZAG, 2),
-    "v_min": Rule(rules.v_min, None, ZIGZAG, 2),
-    "dualpipe_v": Rule(rules.dualpipe_v, lambda p, m: 2 * (p - 1), ZIGZAG, 2),
-    "dualpipe": Rule(rules.dualpipe, lambda p, m: p - 2, BIDIRECTIONAL, 2),
-    "chimera": Rule(rules.chimera, lambda p, m: (p - 2) * (1 + m // p), BIDIRECTIONAL, 2),
-    # Without a flush, these have the bubble in their first and last steps only.
-    "pipedream": Rule(rules.one_forward_one_backward, _full),
-    "pipedream_2bw": Rule(rules.one_forward_one_backward, _full),
-}
 # Names of PyTorch and of MindSpore, in lower case.
 ALIASES = {
     "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "interleavedzerobubble": "interleaved_zb",
@@ -484,9 +433,8 @@ def pipeline_schedule(name: str, ranks: int = 4, microbatches: int = 8, chunks: 
     """Return a known schedule.
 
     Args:
-        name: one of "gpipe", "gpipe_reversed", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1",
-            "zb_h2", "interleaved_zb", "zbv", "v_half", "v_min", "dualpipe_v", "dualpipe", "chimera", "pipedream",
-            "pipedream_2bw"; or PyTorch's or MindSpore's name of one; in upper or lower case.
+        name: of a schedule, such as "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipe" or "chimera", or
+            PyTorch's or MindSpore's name of one; in upper or lower case. The error for an unknown name lists all.
         ranks, microbatches: their numbers.
         chunks: stages of a rank, for looped schedules; None for 2 there, and elsewhere for the schedule's own number.
 

@@ -28,7 +28,8 @@ from simparallel.base.checks import is_integer
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError
 from simparallel.parallel.pipeline.action import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
-from simparallel.parallel.pipeline.schedule import LOOP, RULES, Schedule, pipeline_schedule
+from simparallel.parallel.pipeline.rules import LOOP, RULES
+from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
 from simparallel.parallel.pipeline.timing import Cost, Time
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -21,7 +21,7 @@ from simparallel.comm import Work
 from simparallel.errors import InputError, ShapeError
 from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
-from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL
+from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
 from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward
 

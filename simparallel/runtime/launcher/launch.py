@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from simparallel.algorithms import ALGORITHMS
+from simparallel.algorithms import names
 from simparallel.backend import get_float32_matmul_precision, random_state
 from simparallel.base.callsite import user_level
 from simparallel.base.files import write_atomically
@@ -196,8 +196,8 @@ class Cluster:
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")
         timeout_s = checked.seconds("timeout_s", timeout_s)
         start_timeout_s = checked.seconds("start_timeout_s", start_timeout_s)
-        if algorithm not in ALGORITHMS:
-            raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
+        if algorithm not in names():
+            raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(names())}.")
         if check not in CHECKS:
             raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
         # All settings are checked here; processes start with the first run.

@@ -12,7 +12,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline import Schedule
-from simparallel.parallel.pipeline.schedule import RULES
+from simparallel.parallel.pipeline.rules import RULES
 from simparallel.parallel.pipeline.search import RELEASES, _problem
 
 RELEASE = st.sampled_from(sorted(RELEASES))

@@ -1,0 +1,31 @@
+"""The record of a preset: the round numbers by which people know the machine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Sheet(NamedTuple):
+    """A machine, as its data sheet or its users state it; None where no node is described.
+
+    Attributes:
+        devices: devices of a node.
+        memory_gb, memory_tb_per_s: memory of a device.
+        tflops: peak of a device on dense float16 matrices.
+    """
+
+    devices: int | None
+    memory_gb: float
+    memory_tb_per_s: float
+    tflops: float
+
+
+SHEETS = {
+    "a100": Sheet(None, 80, 2.039, 312),
+    "ascend910": Sheet(None, 32, 1.2, 256),
+    "ascend910-8": Sheet(8, 32, 1.2, 256),
+    "ascend910b-8": Sheet(8, 64, 1.6, 376),
+    "dgx-a100": Sheet(8, 80, 2.039, 312),
+    "dgx-h100": Sheet(8, 80, 3.35, 989.4),
+    "h200-8": Sheet(8, 141, 4.8, 989.4),
+}
