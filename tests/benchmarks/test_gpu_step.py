@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from array_backends import ArrayBackend
 from refusals import refused
+from stand_in.strict import StrictArray, launches
 
 from benchmarks import gpu_step
 from benchmarks.__main__ import main
@@ -23,7 +24,6 @@ from simparallel.hardware.device import DeviceSpec
 from simparallel.models import lenet5
 from simparallel.simulate import gpu_measuring
 from simparallel.simulate.measuring import Program
-from simparallel.testing.strict import StrictArray, launches
 
 pytestmark = pytest.mark.matrices
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from gpu_facts import needs_cupy, own_names
 from hypothesis import given, strategies as st
+from stand_in import strict, strict_cuda
 
 import simparallel as sp
 from simparallel.gpu.clock import Moment
 from simparallel.gpu.device import Gpu, current_gpu
 from simparallel.hardware import gpu_recorder
 from simparallel.hardware.recorder import Recorder, current_recorder
-from simparallel.testing import strict, strict_cuda
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 DEVICE_KINDS = {"forward", "backward", "optimizer", "range"}
