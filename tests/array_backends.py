@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stand_in import strict, strict_cuda
 
 from simparallel import backend
 from simparallel.autograd import Op
 from simparallel.backend import Array, to_host
-from simparallel.testing import strict, strict_cuda
 
 # Largest difference from NumPy on a real GPU, relative to the largest element: sums in another order, fused
 # multiply-adds, and the GPU's own exp, log and tanh. Integers and bools are exact.
@@ -134,7 +134,7 @@ def linked(link: str) -> Iterator[None]:
     """Let ranks on the stand-in exchange arrays over this link, in threads and in processes."""
     settings = {"SIMPARALLEL_GPU_LINK": link, "SIMPARALLEL_STAND_IN_DEVICES": str(LINKS[link])}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**settings, backend.STAND_IN: "simparallel.testing.strict"}.items():
+        for name, value in {**settings, backend.STAND_IN: "stand_in.strict"}.items():
             patch.setenv(name, value)
         patch.setattr(strict_cuda, "num_devices", LINKS[link])
         yield

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from simparallel.testing import strict, strict_kernels
+from stand_in import strict, strict_kernels
 
 COMPILER = shutil.which("g++")
 _PRELUDE = """

@@ -14,9 +14,8 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-
-from simparallel.testing import strict
-from simparallel.testing.strict import StrictArray
+from stand_in import strict
+from stand_in.strict import StrictArray
 
 _OPERATORS = """
     add radd sub rsub mul rmul truediv rtruediv floordiv mod pow matmul and or xor iadd isub imul itruediv

@@ -14,12 +14,12 @@ from array_backends import ArrayBackend
 from cupy_checks import compiled, kernel_of, shown_to_cupy, why_no_compiler
 from hypothesis import given, strategies as st
 from optimizers import every_optimizer, make
+from stand_in.strict import launches, operations, xp
 
 import simparallel as sp
 from simparallel import backend, optim
 from simparallel.autograd import functions as F
 from simparallel.backend import fused
-from simparallel.testing.strict import launches, operations, xp
 
 DTYPES = "float16", "float32", "float64"
 needs_cupy_alone = pytest.mark.skipif(
@@ -117,7 +117,7 @@ def test_cupy_refuses(case: str) -> None:
 @needs_cupy_alone
 def test_dtype_that_cupy_widens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red control of `check_dtypes`: the stand-in without its own check."""
-    from simparallel.testing import strict
+    from stand_in import strict
 
     monkeypatch.setattr(strict, "_check_fusible", lambda *args: None)
     with shown_to_cupy() as found:

@@ -12,6 +12,8 @@ from array_backends import ArrayBackend
 from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 from refusals import refused
+from simparallel.testing.strict import host_waits, launches, xp
+from stand_in.strict import host_waits, launches, xp
 
 import simparallel as sp
 from simparallel import nn
@@ -22,7 +24,6 @@ from simparallel.clock.recorder import current_recorder
 from simparallel.errors import CaptureError, LabelError, NonFiniteLossError
 from simparallel.gpu.capture import Capture
 from simparallel.gpu.device import Gpu, use_gpu
-from simparallel.testing.strict import host_waits, launches, xp
 
 STEPS = 7
 

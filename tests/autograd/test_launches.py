@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from simparallel.testing.strict import launches, xp
+from stand_in.strict import launches, xp
 
 import simparallel as sp
 from simparallel.autograd.kernels import windows
 from simparallel.clock.recorder import current_recorder
-from simparallel.testing.strict import launches, xp
 
 
 def test_what_starts_a_kernel() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
+from stand_in.strict import xp
 
 from simparallel.autograd.kernels import tiles
 from simparallel.base import blas
-from simparallel.testing.strict import xp
 
 SIZES = st.sampled_from([1, 7, 16, 30, 32, 64, 96, 120, 256, 400, 512])
 LAYOUTS = st.sampled_from("CF")

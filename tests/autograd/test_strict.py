@@ -14,14 +14,14 @@ from cupy_checks import shown_to_cupy
 from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 from refusals import refused
+from stand_in import cupy_lacks
+from stand_in.strict import StrictArray, xp
 
 from simparallel import backend
 from simparallel.autograd import Op, Tensor, functions as F
 from simparallel.autograd.op import AbstractConstant
 from simparallel.backend import get_namespace, is_array, to_device_like, to_host
 from simparallel.errors import DeviceMismatchError, SimParallelError
-from simparallel.testing import cupy_lacks
-from simparallel.testing.strict import StrictArray, xp
 
 
 def on_device(array):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from array_backends import ArrayBackend
 from refusals import refused
+from simparallel.testing.strict import StrictArray, launches
+from stand_in.strict import StrictArray, launches
 
 from benchmarks import gpu_step
 from benchmarks.__main__ import main
@@ -23,7 +25,6 @@ from simparallel.machine.device import DeviceSpec
 from simparallel.models import lenet5
 from simparallel.predict import gpu_measuring
 from simparallel.predict.measuring import Program
-from simparallel.testing.strict import StrictArray, launches
 
 pytestmark = pytest.mark.matrices
 

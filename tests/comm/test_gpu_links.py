@@ -16,6 +16,7 @@ import pytest
 from array_backends import LINKS, linked
 from hypothesis import given, strategies as st
 from refusals import refused
+from stand_in import strict, strict_cuda, strict_nccl
 
 import simparallel as sp
 from simparallel import backend
@@ -29,7 +30,7 @@ from simparallel.errors import (
     RunFailedError,
 )
 from simparallel.gpu.device import current_gpu
-from simparallel.testing import faults, strict, strict_cuda, strict_nccl
+from simparallel.testing import faults
 
 SIZE = 3
 GPU = pytest.mark.parametrize("link", LINKS)

@@ -10,6 +10,7 @@ import pytest
 from gpu_facts import needs_cupy, own_names
 from hypothesis import given, strategies as st
 from refusals import refused
+from stand_in import strict, strict_cuda, strict_memory
 
 import simparallel as sp
 from simparallel.backend import get_namespace
@@ -17,7 +18,6 @@ from simparallel.errors import DeviceOutOfMemoryError
 from simparallel.gpu import memory as gpu_memory
 from simparallel.gpu.device import current_gpu
 from simparallel.gpu.memory import use_memory
-from simparallel.testing import strict, strict_cuda, strict_memory
 
 
 def rounded(size: int) -> int:

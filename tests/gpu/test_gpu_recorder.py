@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gpu_facts import needs_cupy, own_names
 from hypothesis import given, strategies as st
+from stand_in import strict, strict_cuda
 
 import simparallel as sp
 from simparallel.clock.recorder import Recorder, current_recorder

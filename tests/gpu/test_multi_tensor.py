@@ -11,11 +11,11 @@ import pytest
 from cpp_kernels import COMPILER, compared, compiled, listed_sources
 from hypothesis import example, given, strategies as st
 from optimizers import every_optimizer, make
+from stand_in.strict import launches, xp
 
 import simparallel as sp
 from simparallel import optim
 from simparallel.gpu.multi_tensor import Kernel, for_each, sums
-from simparallel.testing.strict import launches, xp
 
 # Sizes around the elements of a block, and few.
 SIZES = st.sampled_from([0, 1, 2, 3, 4095, 4096, 4097, 9000])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gpu_facts import needs_cupy
 from refusals import refused
+from stand_in import strict, strict_cuda
 
 import simparallel as sp
 from simparallel.errors import InputError, ShapeError
 from simparallel.gpu.ranges import VARIABLE, named_range
-from simparallel.testing import strict, strict_cuda
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 

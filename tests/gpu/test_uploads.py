@@ -11,11 +11,11 @@ from array_backends import name_of
 from gpu_facts import needs_cupy
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
+from stand_in import strict, strict_cuda
+from stand_in.strict_cuda import StreamRaceError
 
 import simparallel as sp
 from simparallel.gpu.device import Gpu, current_gpu
-from simparallel.testing import strict, strict_cuda
-from simparallel.testing.strict_cuda import StreamRaceError
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_, np.float16])

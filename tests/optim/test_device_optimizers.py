@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from array_backends import ArrayBackend
 from optimizers import every_optimizer, make
+from stand_in import strict
 
 import simparallel as sp
 from simparallel import optim
 from simparallel.backend import to_host
-from simparallel.testing import strict
 
 
 def parameters(on_device: Any, dtype: str) -> list[sp.Tensor]:

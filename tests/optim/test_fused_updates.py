@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 from optimizers import every_optimizer, make, optimizer_names
+from simparallel.testing.strict import launches, xp
+from stand_in.strict import launches, xp
 
 import simparallel as sp
 from simparallel import optim
@@ -15,7 +17,6 @@ from simparallel.autograd.kernels import windows
 from simparallel.backend import get_namespace, to_host
 from simparallel.clock.memory import OPTIMIZER
 from simparallel.clock.recorder import current_recorder
-from simparallel.testing.strict import launches, xp
 
 SHAPES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=6)
 STEPS = st.lists(st.lists(st.booleans(), min_size=6, max_size=6), max_size=4)

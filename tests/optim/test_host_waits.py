@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stand_in.strict import host_waits, xp
 
 import simparallel as sp
 from simparallel import nn, optim
 from simparallel.backend import STAND_IN, has_checks
 from simparallel.errors import LabelError, OutOfRangeError, RunFailedError
-from simparallel.testing.strict import host_waits, xp
 
 BATCH, CLASSES = 5, 4
 CHECKED = ["get"]
@@ -149,7 +149,7 @@ def fail() -> None:
 
 @pytest.mark.parametrize("transport", ["inline", "shm"])
 def test_run_that_reads_nothing_ends_with_the_error(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STAND_IN, "simparallel.testing.strict")
+    monkeypatch.setenv(STAND_IN, "stand_in.strict")
     with pytest.raises(RunFailedError, match="LabelError"):
         sp.launch(forget, world_size=2, transport=transport, array="cupy")
     with pytest.raises(RunFailedError, match="another error"):

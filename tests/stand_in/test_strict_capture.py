@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel.gpu.products import capture_products, product
-from simparallel.testing import strict_cuda as cuda
-from simparallel.testing.strict import StrictArray, launches, xp
-from simparallel.testing.strict_cuda import Event, Graph, Stream, StreamRaceError
+from stand_in import strict_cuda as cuda
+from stand_in.strict import StrictArray, launches, xp
+from stand_in.strict_cuda import Event, Graph, Stream, StreamRaceError
 
 
 def on_device(*shape: int) -> StrictArray:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.testing import strict_cuda
+from stand_in import strict_cuda
 
 available = True
 _TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")

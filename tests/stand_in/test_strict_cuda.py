@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel import backend
-from simparallel.testing import strict, strict_cuda as cuda, strict_nccl as nccl
-from simparallel.testing.strict import xp
+from stand_in import strict, strict_cuda as cuda, strict_nccl as nccl
+from stand_in.strict import xp
 
 # --- races -----------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from simparallel.comm import current
 from simparallel.comm.transport import Condition
-from simparallel.testing import strict_memory
+from stand_in import strict_memory
 
 memory = strict_memory
 alloc_pinned_memory = memory.PinnedMemory

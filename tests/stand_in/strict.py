@@ -29,9 +29,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from simparallel.backend import has_checks, register_namespace
-from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
-from simparallel.testing.strict_indices import in_range, parts, refuse_repeats, wrapped
-from simparallel.testing.strict_memory import array_in, memory_of_array
+from stand_in import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
+from stand_in.strict_indices import in_range, parts, refuse_repeats, wrapped
+from stand_in.strict_memory import array_in, memory_of_array
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
