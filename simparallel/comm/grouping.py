@@ -70,7 +70,10 @@ class Groups:
         """Run the collective that makes sure that all ranks of `group` create the same new group."""
         # A plan of its own for each list of members: the header has them, and all ranks compare it.
         key, header = ("new_group", members, asker), h.encode("new_group", shape=members)
-        group.run(group.direct.add_plan(key, header, Settings(), asker=asker), None)
+        plan = group.direct.add_plan(key, header, Settings(), asker=asker)
+        # No other call uses it, and it has bytes for each member of the group.
+        del group.direct.plans[key]
+        group.run(plan, None)
 
     def _local_group(self, members: tuple[int, ...], asker: str) -> Group:
         """Create a group by its members alone: the lowest rank collects their lists and sends the decision to all.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.lib.format as npy
 
 from simparallel.data.source import Source, bad_file, open_file, open_source
 from simparallel.errors import DataError
@@ -71,6 +72,9 @@ def read_encoded(image: EncodedImage, max_pixels: int = LARGEST_PIXELS) -> np.nd
 
 # --- npy -------------------------------------------------------------------------------------------
 
+# By version; 3 differs from 2 only in field names, which images do not have.
+_NPY_HEADERS = {1: npy.read_array_header_1_0, 2: npy.read_array_header_2_0, 3: npy.read_array_header_2_0}
+
 
 def read_npy(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
     """Read an image from a `.npy` file: numbers only, never a pickle.
@@ -79,23 +83,13 @@ def read_npy(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARG
         DataError: see `read_image`.
     """
     with open_source(path) as source:
-        start = source.take(8, "the magic number")
-        if start[:6] != b"\x93NUMPY":
-            raise source.fail("not a .npy file: it does not begin with \\x93NUMPY.", 0)
-        if start[6] not in (1, 2, 3):
-            raise source.fail(f"version {start[6]} of the format is unknown, expected 1 … 3.", 6)
-        # Version 1 of the format has 2 bytes of length, later versions have 4.
-        length = int.from_bytes(source.take(2 if start[6] == 1 else 4, "the header's length"), "little")
-        if length > LARGEST_HEADER:
-            raise source.fail(f"a header of {length} bytes, the limit is {LARGEST_HEADER}.", 8)
-        at = source.position
-        shape, fortran, dtype = _npy_header(source, source.take(length, "the header"))
+        shape, fortran, dtype = _npy_header(source)
         if len(shape) not in (2, 3) or min(shape) < 1:
-            raise source.fail(f"an image has shape (height, width, channels), not {shape}.", at)
+            raise source.fail(f"an image has shape (height, width, channels), not {shape}.", 0)
         # Both limits are checked before any memory is allocated.
-        _check_pixels(source, prod(shape[:2]), max_pixels, at)
+        _check_pixels(source, prod(shape[:2]), max_pixels)
         if prod(shape[2:]) > 64:
-            raise source.fail(f"{shape[2]} channels of shape {shape}, the limit is 64.", at)
+            raise source.fail(f"{shape[2]} channels of shape {shape}, the limit is 64.", 0)
         values = source.array(shape[::-1] if fortran else shape, dtype, "pixels")
     # A file in Fortran order has the reversed shape in C order.
     values = values.T if fortran else values
@@ -103,31 +97,29 @@ def read_npy(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARG
     return values[:, :, None] if values.ndim == 2 else values
 
 
-def _npy_header(source: Source, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Parse a header of numbers to (shape, is Fortran order, dtype); NumPy parses the literal without evaluating it."""
-    at = source.position - len(text)
-    stream = io.BytesIO(len(text).to_bytes(4, "little") + text)
+def _npy_header(source: Source) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read (shape, is Fortran order, dtype) of numbers; NumPy parses the literal without evaluating it."""
+    stream = io.BytesIO(source.peek(LARGEST_HEADER))
     try:
         with warnings.catch_warnings():
             # NumPy warns about headers with Python 2's number literals, which it can read.
             warnings.simplefilter("ignore")
-            # Version 3 differs only in field names, which images do not have.
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream, max_header_size=LARGEST_HEADER)
+            major, _ = npy.read_magic(stream)
+            shape, fortran, dtype = _NPY_HEADERS[major](stream, max_header_size=LARGEST_HEADER)
     except Exception:
         # The parser may raise anything on arbitrary text.
         shape, fortran, dtype = (), False, np.dtype(object)
     if dtype.kind not in "uifb" or dtype.itemsize not in (1, 2, 4, 8):
-        shown = text.decode("latin1").strip()[:99]
-        raise source.fail(f"the header does not describe numbers: {shown!r}.", at)
+        wanted = f"the header of a .npy file of numbers, of at most {LARGEST_HEADER} bytes"
+        raise source.fail(f"it begins with {stream.getvalue()[:99]!r}, not with {wanted}.", 0)
+    source.take(stream.tell(), "the header")
     return tuple(map(int, shape)), fortran, dtype
 
 
 # --- portable pixmaps --------------------------------------------------------------------------------
 
-# White space, or a comment up to the end of its line.
-_SPACE = re.compile(rb"(?:[ \t\r\n\v\f]|#[^\r\n]*[\r\n])+")
-# The lookahead refuses a longer number, instead of splitting it in two.
-_NUMBER = re.compile(rb"\d{1,9}(?!\d)")
+# P and a digit; then width, height and largest value, each after white space and comments; then one white space.
+_PNM_HEADER = re.compile(rb"P([2356])" + 3 * rb"(?:\s|#[^\r\n]*+[\r\n])++(\d{1,9})" + rb"\s")
 _PLAIN = b"0123456789 \t\r\n\v\f"
 # Any other character, or a number of more than 5 digits.
 _NOT_PLAIN = re.compile(rb"[^0-9 \t\r\n\v\f]|\d{6}")
@@ -142,13 +134,15 @@ def read_pnm(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARG
         DataError: see `read_image`.
     """
     with open_source(path) as source:
-        kind, width, height, largest = _pnm_header(source)
+        start = source.peek(LARGEST_PNM_HEADER)
+        header = _PNM_HEADER.match(start)
+        kind, width, height, largest = map(int, header.groups()) if header else (0, 0, 0, 0)
+        if not (header and width and height and 0 < largest < 65536):
+            wanted = f"P2, P3, P5 or P6, width, height and largest value (1 … 65535), in {LARGEST_PNM_HEADER} bytes"
+            raise source.fail(f"it begins with {start[:40]!r}, not with {wanted}.", 0)
+        _check_pixels(source, width * height, max_pixels)
+        source.take(header.end(), "the header")
         at = source.position
-        if not (width and height and 0 < largest < 65536):
-            raise source.fail(
-                f"width {width}, height {height} and largest value {largest} do not describe an image.", 2
-            )
-        _check_pixels(source, width * height, max_pixels, 2)
         shape = (height, width, 3 if kind in (3, 6) else 1)
         # The format has two bytes, big-endian, for values above 255.
         dtype = "u1" if largest < 256 else ">u2"
@@ -164,41 +158,6 @@ def read_pnm(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARG
         return values.astype("u1" if largest == 255 else "u2", copy=False)
     # Rounded division in integers.
     return ((values.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
-
-
-def _pnm_header(source: Source) -> tuple[int, int, int, int]:
-    """Return (digit of the kind, width, height, largest value), leaving the position at the first pixel."""
-    text = source.take(2, "the magic number")
-    if text not in (b"P2", b"P3", b"P5", b"P6"):
-        raise source.fail(f"it begins with {text!r}, expected P2, P3, P5 or P6.", 0)
-    # Byte by byte: the header has no length field, and reading beyond it would consume pixels.
-    while len(text) < LARGEST_PNM_HEADER:
-        text += source.take(1, "the header")
-        position, numbers = 2, []
-        for _ in range(3):
-            space = _SPACE.match(text, position)
-            number = _NUMBER.match(text, space.end()) if space else None
-            if space is None or number is None or number.end() == len(text):
-                break
-            numbers.append(int(number.group()))
-            position = number.end()
-        if len(numbers) == 3:
-            if not text[position : position + 1].isspace():
-                raise source.fail("white space must follow the largest value.", position)
-            return text[1] - ord("0"), numbers[0], numbers[1], numbers[2]
-        _check_header(source, text)
-    raise source.fail(f"the header has more than {LARGEST_PNM_HEADER} bytes.", 2)
-
-
-def _check_header(source: Source, text: bytes) -> None:
-    """Refuse text that cannot begin a header, before more of it is read."""
-    # A comment may hold any characters.
-    inside_comment = text.rfind(b"#") > max(text.rfind(b"\n"), text.rfind(b"\r"))
-    last = text[-1:]
-    if not inside_comment and not last.isspace() and not last.isdigit():
-        raise source.fail(f"the header has {last!r}, expected numbers, white space or a comment.", len(text) - 1)
-    if re.search(rb"\d{10}", text) and not inside_comment:
-        raise source.fail("the header contains a number of ten digits.", len(text) - 1)
 
 
 def _plain(source: Source, shape: tuple[int, ...]) -> np.ndarray:
@@ -267,6 +226,6 @@ def _check_end_of_png(file: IO[bytes]) -> None:
             raise ValueError(f"the file ends at byte {size}, inside a chunk: truncated")
 
 
-def _check_pixels(source: Source, count: int, max_pixels: int, at: int) -> None:
+def _check_pixels(source: Source, count: int, max_pixels: int) -> None:
     if count > max_pixels:
-        raise source.fail(f"{count} pixels, the limit is {max_pixels}; pass a larger max_pixels.", at)
+        raise source.fail(f"{count} pixels, the limit is {max_pixels}; pass a larger max_pixels.", 0)

@@ -56,11 +56,20 @@ class Source:
     def __init__(self, path: Path, stream: IO[bytes], capacity: int, exact: bool, where: str = "") -> None:
         self.path, self._stream, self._capacity, self._exact, self._where = (path, stream, capacity, exact, where)
         self.position = 0
+        # Bytes that `peek` has read.
+        self._ahead = b""
 
     def fail(self, text: str, offset: int | None = None) -> DataError:
         """Return the error to raise: path and byte offset (by default the position) before `text`."""
         at = self.position if offset is None else offset
         return bad_file(self.path, text, at, where=self._where)
+
+    def peek(self, count: int) -> bytes:
+        """Return the next `count` bytes, or all that are left, without moving the position."""
+        start = self.position
+        parts = list(iter(lambda: self._read(count - (self.position - start)), b""))
+        self.position, self._ahead = start, b"".join(parts) + self._ahead
+        return self._ahead[:count]
 
     def take(self, count: int, what: str) -> bytes:
         """Read the next `count` bytes, for short pieces such as headers."""
@@ -126,11 +135,12 @@ class Source:
 
     def _read(self, count: int) -> bytes:
         try:
-            part = self._stream.read(count)
+            part = self._ahead[:count] or self._stream.read(count)
         except (OSError, EOFError, zlib.error) as error:
             # gzip reports damage by any of these errors.
             raise self.fail(f"cannot be read: {type(error).__name__}: {error}.") from None
         self.position += len(part)
+        self._ahead = self._ahead[len(part) :]
         return part
 
 

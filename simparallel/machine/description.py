@@ -79,7 +79,7 @@ def load(kind: type[T], path: str | os.PathLike[str]) -> T:
     reader = _Reader(name)
     try:
         # Comments and trailing commas do not change the meaning.
-        node = parse(read_limited(name, MAX_BYTES), lambda _: None)
+        node = parse(read_limited(name, MAX_BYTES), lambda _line, _text: None)
     except OSError as error:
         raise ClusterError(
             f"{name}: cannot be read: {error.strerror or error}.", path=name, line=None, key=None

@@ -206,7 +206,7 @@ def _folded(
             return result
 
         outcomes = _run(grouped, spec, settings, recorders, medium=FOLDED, segment=segment)
-        more = segment.needed - run
+        more = continued(segment.needed - run, run, spec.world_size)
         if not more:
             if any(outcome.report is not None for outcome in outcomes):
                 return outcomes, []
@@ -214,7 +214,7 @@ def _folded(
             more = wanted(segment, alike(events, run)) - run
             if not more:
                 return outcomes, assigned(segment)
-        run |= continued(more, run, spec.world_size)
+        run |= more
         if len(run) > MOST_RANKS:
             break
     if spec.world_size <= MOST_RANKS:

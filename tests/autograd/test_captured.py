@@ -12,7 +12,6 @@ from array_backends import ArrayBackend
 from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 from refusals import refused
-from simparallel.testing.strict import host_waits, launches, xp
 from stand_in.strict import host_waits, launches, xp
 
 import simparallel as sp

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from simparallel.testing.strict import launches, xp
 from stand_in.strict import launches, xp
 
 import simparallel as sp

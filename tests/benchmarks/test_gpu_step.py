@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from array_backends import ArrayBackend
 from refusals import refused
-from simparallel.testing.strict import StrictArray, launches
 from stand_in.strict import StrictArray, launches
 
 from benchmarks import gpu_step

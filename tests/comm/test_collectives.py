@@ -728,6 +728,18 @@ def test_number_of_groups_is_limited(world):
     assert list(world.run(2, program)) == [(2.0, 2.0)] * 2  # the next run has all groups again
 
 
+def test_new_groups_leave_no_plans(world):
+    """A plan has bytes for each rank: kept for each of 299 groups of 301 ranks, they took gigabytes."""
+
+    def program():
+        from simparallel.comm import current
+
+        groups = [sp.new_group([1, 0]) for _ in range(9)]
+        return len(groups), len(current().groups[0].direct.plans)
+
+    assert list(world.run(2, program)) == [(9, 0)] * 2
+
+
 def test_memory_of_a_run_is_freed(world):
     """Staging and messages: fifty runs need no more memory than one."""
 

@@ -17,7 +17,6 @@ from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.gpu import recorder as gpu_recorder
 from simparallel.gpu.clock import Moment
 from simparallel.gpu.device import Gpu, current_gpu
-from simparallel.testing import strict, strict_cuda
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 DEVICE_KINDS = {"forward", "backward", "optimizer", "range"}

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 from optimizers import every_optimizer, make, optimizer_names
-from simparallel.testing.strict import launches, xp
 from stand_in.strict import launches, xp
 
 import simparallel as sp

@@ -243,6 +243,35 @@ def test_chain_of_messages_is_found_in_few_runs() -> None:
     assert runs.count(0) <= 7
 
 
+def test_chain_of_groups_is_found_in_one_run() -> None:
+    """Each two neighbours are a group, so the run of one rank needs all of them."""
+    runs = []
+
+    def program() -> None:
+        rank = sp.get_rank()
+        runs.append(rank)
+        for group in [sp.new_group((first, first + 1)) for first in range(20)]:
+            if rank in group.ranks:
+                sp.all_reduce(np.zeros(2), group=group)
+
+    dry_run(program, world_size=64)
+    assert sorted(runs) == sorted([0, 63, *range(22), 63])
+
+
+@given(st.integers(3, 20), st.data())
+def test_ranks_without_a_group_are_alike(world_size: int, data: Any) -> None:
+    """They are not like the members of a group, next to which they are."""
+    start = data.draw(st.integers(1, world_size - 2))
+    members = range(start) if data.draw(st.booleans()) else range(start, world_size)
+
+    def program() -> None:
+        group = sp.new_group(members)
+        if sp.get_rank() in members:
+            sp.all_reduce(np.zeros(2), group=group)
+
+    check_folded(program, world_size)
+
+
 def test_objects_that_fill_the_memory_are_refused() -> None:
     with refused(RunFailedError) as caught:
         dry_run(lambda: sp.all_gather_object(bytes(10**6)), world_size=8192)

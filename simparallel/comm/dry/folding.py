@@ -68,6 +68,7 @@ class FoldedSegment(Segment):
     Attributes:
         needed: ranks that a representative asked for and that do not run.
         groups: the members of all groups that were made, in order.
+        has_local_groups: whether members alone made a group, so that other groups may be unknown.
         shared: (slot, members) of a group -> what the views of all its members share.
     """
 
@@ -79,6 +80,7 @@ class FoldedSegment(Segment):
         super().__init__(len(ranks), arena_bytes=_ARENA_BYTES + slots_bytes, control=control)
         self.world_size, self.ranks = world_size, tuple(ranks)
         self.groups: dict[tuple[int, ...], None] = {}
+        self.has_local_groups = False
         self.shared: dict[tuple[int, tuple[int, ...]], tuple[list[int], list[list[int]], list[Any]]] = {}
 
     def need(self, ranks: Iterable[int]) -> None:
@@ -96,6 +98,7 @@ class FoldedViews(Views):
         segment = transport.segment
         assert isinstance(segment, FoldedSegment)
         segment.groups[ranks] = None
+        segment.has_local_groups |= slot >= segment.map.max_world_groups
         run = set(segment.ranks)
         super().__init__(transport, slot, tuple(filter(run.__contains__, ranks)))
         # Headers, marks and times are those of the representatives; payloads and notes are asked for by position.
@@ -161,14 +164,10 @@ def wanted(segment: FoldedSegment, classes: Mapping[int, int]) -> set[int]:
         segment: of the run so far; it has the groups.
         classes: representative -> the first one with the same events at the same times.
     """
-    groups = [group for group in segment.groups if len(group) > 1 and not classes.keys().isdisjoint(group)]
-    # The world has the classes of all other groups: to bisect it, too, would only find them again.
-    inner = [group for group in groups if len(group) < segment.world_size]
-    found: set[int] = set()
-    for group in groups:
-        found |= {group[0], group[-1]}
-        if group in inner or not inner:
-            found |= between(group, classes)
+    inner, rest = _inner(segment)
+    found = _ends(segment.groups, classes) | {*rest[:1], *rest[-1:]}
+    for group in (*inner, rest):
+        found |= between(group, classes)
     if found <= classes.keys():
         # A group's collectives join the clocks of the members that run: each class of its members has to be among them.
         stands_for = assigned(segment)
@@ -176,6 +175,33 @@ def wanted(segment: FoldedSegment, classes: Mapping[int, int]) -> set[int]:
             joined = {classes[rank] for rank in group if rank in classes}
             one_of_class = {classes[stands_for[rank]]: rank for rank in group}
             found |= {rank for number, rank in one_of_class.items() if number not in joined}
+    return found
+
+
+def _inner(segment: FoldedSegment) -> tuple[list[tuple[int, ...]], Sequence[int]]:
+    """Return the groups of representatives, and the ranks that have no group but the world, as far as these are known.
+
+    The world has the classes of all other groups: to bisect it, too, would only find them again.
+    """
+    smaller = [group for group in segment.groups if 1 < len(group) < segment.world_size]
+    inner = [group for group in smaller if not set(segment.ranks).isdisjoint(group)]
+    if not inner:
+        return [], range(segment.world_size)
+    rest = () if segment.has_local_groups else sorted({*range(segment.world_size)}.difference(*smaller))
+    return inner, rest
+
+
+def _ends(groups: Iterable[tuple[int, ...]], ranks: Iterable[int]) -> set[int]:
+    """Return the first and last members of all groups of these ranks, and of the groups of the members so found."""
+    of_rank: dict[int, list[tuple[int, ...]]] = {}
+    for group in groups:
+        for rank in group:
+            of_rank.setdefault(rank, []).append(group)
+    found, due = set[int](), {*ranks}
+    while due:
+        ends = {end for group in of_rank.pop(due.pop(), ()) for end in (group[0], group[-1])}
+        due |= ends - found
+        found |= ends
     return found
 
 
@@ -210,8 +236,9 @@ def continued(found: set[int], run: set[int], world_size: int) -> set[int]:
 def assigned(segment: FoldedSegment) -> list[int]:
     """Return the representative of every rank of the world."""
     stands_for = {rank: rank for rank in segment.ranks}
-    # Each group fills the places between its representatives; the ranks so found help to fill other groups.
-    groups = sorted((group for group in segment.groups if len(group) > 1), key=len)
+    # Each group fills the places between its representatives; the ranks so found help to fill other groups. Ranks
+    # without a group are like each other, rather than like members of a group next to them.
+    groups = sorted((group for group in (*segment.groups, _inner(segment)[1]) if len(group) > 1), key=len)
     while True:
         before = len(stands_for)
         for group in groups:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from simparallel.base.files import read_limited
 from simparallel.errors import RankTableError
 from simparallel.machine.hccl import flaw_of
-from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, Node, Problem, parse
+from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, Node, parse
 from simparallel.machine.ranktable.table import MAX_DEVICES, Device, RankTable, Server, hides, in_order
 
 MAX_WARNINGS = 20
@@ -62,7 +62,10 @@ def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict
     """
     reader = _Reader(path, strict)
     try:
-        root = parse(data.encode(errors="replace") if isinstance(data, str) else data, reader.note)
+        root = parse(
+            data.encode(errors="replace") if isinstance(data, str) else data,
+            lambda line, text: reader.warn(line, "", text),
+        )
     except JsonError as error:
         reader.fail(error.line, "", str(error))
     servers, form = reader.table(root)
@@ -95,9 +98,6 @@ class _Reader:
         self.num_notes += 1
         if self.num_notes <= MAX_WARNINGS:
             self.notes.append(f"{self.path}:{line}: {where}: {text}" if where else f"{self.path}:{line}: {text}")
-
-    def note(self, problem: Problem) -> None:
-        self.warn(problem.line, "", problem.text)
 
     # --- values ------------------------------------------------------------------------------------
 
