@@ -1,28 +1,33 @@
-"""Arrays as bytes: the safetensors layout, and tensor slices cut into blocks with checksums.
+"""Arrays in files: the safetensors layout, and tensor slices cut into blocks with checksums.
 
 A file is 8 bytes of header length, a JSON header, and the arrays without gaps, in C order and
-little-endian (https://github.com/huggingface/safetensors). We read with that library but write here,
-because it can neither stream nor sync to disk.
+little-endian (https://github.com/huggingface/safetensors). We read with that library but write here, because before
+version 0.8 it copies all arrays first, and because all writes go through `Files`, where tests cut them off.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import to_host
+from simparallel.base.files import open_file
+from simparallel.base.system import memory_size_bytes
 from simparallel.errors import CheckpointError
 
+# For `on_disk`.
+WRITTEN = "written; earlier checkpoints are unchanged"
 # The unit of checksums: a verified read of a slice has to read whole blocks.
 BLOCK_BYTES = 8 << 20
-HEADER_ALIGNMENT = 8
 _CODES = {
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "|b1", "C64": "<c8",
     "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "|u1", "U16": "<u2", "U32": "<u4", "U64": "<u8",
@@ -81,13 +86,38 @@ class Region(NamedTuple):
         return (*(slice(low, low + size) for low, size in zip(lows, self.shape, strict=True)), ...)
 
 
-class Block(NamedTuple):
-    """A region, stored contiguously in a file."""
+def checkpoint_error(path: Path, text: str) -> CheckpointError:
+    """Return the error to raise for a file or a directory of a checkpoint, with its path in `facts`."""
+    return CheckpointError(text, path=str(path))
 
-    region: Region
-    file: str
-    offset: int  # in the file [bytes]
-    sha256: str
+
+@contextmanager
+def on_disk(path: Path, doing: str = "read") -> Iterator[None]:
+    """Turn what goes wrong with a file into a CheckpointError that names its path.
+
+    Args:
+        path: the file or directory.
+        doing: what the block does to it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise checkpoint_error(path, f"{path} cannot be {doing}: {error.strerror or error}.") from error
+    except MemoryError:
+        raise checkpoint_error(path, f"{path} cannot be {doing}: the memory is too small for it.") from None
+    except CheckpointError as error:
+        raise error if "path" in error.facts else checkpoint_error(path, f"{path}: {error}") from None
+
+
+def read_file(path: Path, limit_bytes: int | None = None) -> bytes:
+    """Read a regular file of at most `limit_bytes`, by default the memory there is. Raises CheckpointError."""
+    with on_disk(path), open_file(path, links=False) as file:
+        # Checked first, so a huge file is refused without reading it.
+        size_bytes = os.fstat(file.fileno()).st_size
+        if 0 < (limit_bytes or memory_size_bytes()) < size_bytes:
+            limit = f"the limit is {limit_bytes}" if limit_bytes else "but the memory is too small for it"
+            raise checkpoint_error(path, f"{path} has {size_bytes} bytes, {limit}.")
+        return file.read(size_bytes)
 
 
 def host_array(name: str, value: Any) -> np.ndarray:
@@ -111,63 +141,64 @@ def raw(array: np.ndarray) -> memoryview:
     return memoryview(data)
 
 
-def cut(region: Region, itemsize: int) -> Iterator[tuple[Region, int, int]]:
-    """Cut a C-ordered array that holds `region` into blocks of whole rows: (region, first byte, bytes)."""
-    shape = region.shape
-    rows = shape[0] if shape else 1
-    row_bytes = prod(shape[1:]) * itemsize
+def blocks(region: Region, array: np.ndarray) -> tuple[tuple[Region, str], ...]:
+    """Cut a C-ordered array that holds `region` into blocks of whole rows; return their regions and SHA-256."""
+    data = raw(array)
     # An empty array has no bytes, hence no blocks.
-    if not rows * row_bytes:
-        return
+    if not data:
+        return ()
+    rows = array.shape[0] if array.shape else 1
+    row_bytes = len(data) // rows
     # Whole rows are contiguous in the file. A row that is larger than a block is a block of its own.
     step = max(1, BLOCK_BYTES // row_bytes)
+    found = []
     for first in range(0, rows, step):
         count = min(step, rows - first)
         part = region
         if count < rows:
-            part = Region((region.start[0] + first, *region.start[1:]), (count, *shape[1:]))
-        yield part, first * row_bytes, count * row_bytes
-
-
-def digests(region: Region, array: np.ndarray) -> tuple[str, ...]:
-    """Return the SHA-256 of each block, in the order of `cut`."""
-    data = raw(array)
-    return tuple(
-        hashlib.sha256(data[start : start + size]).hexdigest() for _, start, size in cut(region, array.dtype.itemsize)
-    )
+            part = Region((region.start[0] + first, *region.start[1:]), (count, *region.shape[1:]))
+        digest = hashlib.sha256(data[first * row_bytes : (first + count) * row_bytes]).hexdigest()
+        found.append((part, digest))
+    return tuple(found)
 
 
 class FilePlan(NamedTuple):
     """The offset of each array in a file, computed from names, dtypes and shapes alone."""
 
     header: bytes
-    # Name -> first byte in the file.
+    # Name -> first byte in the file, in the order of the file.
     offsets: dict[str, int]
     size_bytes: int
 
+    def pieces(self, arrays: Mapping[str, np.ndarray]) -> Iterator[Any]:
+        """Yield the bytes of the file array by array, without a copy of the whole."""
+        yield self.header
+        for name in self.offsets:
+            yield raw(arrays[name])
 
-def plan_file(
-    entries: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
-) -> FilePlan:
+
+def plan_file(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> FilePlan:
     """Lay out arrays in a file, the widest dtypes first, so that each array is aligned.
+
+    Args:
+        entries: name -> dtype, as safetensors spells it, and shape.
+        metadata: texts for the header.
 
     Raises:
         CheckpointError: a name that the format does not allow.
     """
     if "__metadata__" in entries:
         raise CheckpointError("no array can have the name '__metadata__', which the format reserves.")
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offsets, end = {}, 0
     # Descending item sizes need no padding: each offset is a multiple of every later item size.
-    order = sorted(entries, key=lambda name: (-entries[name][0].itemsize, name))
-    sizes = [entries[name][0].itemsize * prod(entries[name][1]) for name in order]
-    stops = list(accumulate(sizes))
-    # Offsets in the header count from its end, as the format requires; `starts` counts from the start of the file.
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    for name, size, stop in zip(order, sizes, stops, strict=True):
-        dtype, shape = entries[name]
-        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [stop - size, stop]}
+    for name in sorted(entries, key=lambda name: (-DTYPES[entries[name][0]].itemsize, name)):
+        code, shape = entries[name]
+        offsets[name], end = end, end + prod(shape) * DTYPES[code].itemsize
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [offsets[name], end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     # Pad the header, so that the arrays begin at a multiple of 8.
-    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    text += b" " * (-len(text) % 8)
     front = len(text).to_bytes(8, "little") + text
-    starts = {name: len(front) + stop - size for name, size, stop in zip(order, sizes, stops, strict=True)}
-    return FilePlan(front, starts, len(front) + (stops[-1] if stops else 0))
+    # Offsets in the header count from its end, as the format requires; ours count from the start of the file.
+    return FilePlan(front, {name: len(front) + offset for name, offset in offsets.items()}, len(front) + end)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from simparallel.errors import CheckpointError
-from simparallel.train.checkpoint.arrays import DTYPES, Block, FilePlan, Region, cut, plan_file
-from simparallel.train.checkpoint.manifest import Copy, Part, check_tiling
+from simparallel.train.checkpoint.arrays import DTYPES, FilePlan, Region, plan_file
 
 
 class Claim(NamedTuple):
@@ -19,23 +20,25 @@ class Claim(NamedTuple):
     code: str
     # The global shape.
     shape: tuple[int, ...]
-    # The slice that this rank holds.
-    region: Region
     # False: a whole tensor of this rank, which may differ from other ranks' tensors.
     sliced: bool
-    # SHA-256 of its blocks: ranks compare values without sending them.
-    digests: tuple[str, ...]
+    # The slice that this rank holds.
+    region: Region
+    # Its blocks with their SHA-256: ranks compare values without sending them.
+    blocks: tuple[tuple[Region, str], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.region.shape) * DTYPES[self.code].itemsize
 
 
 class Plan(NamedTuple):
     """The writers and offsets of all tensors; every rank computes the same plan."""
 
-    tensors: dict[str, list[Copy]]
+    # As in the manifest.
+    tensors: dict[str, list[dict[str, Any]]]
     # The writing rank -> its file.
     files: dict[int, FilePlan]
-
-    def file_sizes(self) -> dict[str, int]:
-        return {file_name(rank): plan.size_bytes for rank, plan in sorted(self.files.items())}
 
 
 def file_name(rank: int) -> str:
@@ -48,109 +51,86 @@ def make_plan(claims_by_rank: Sequence[Mapping[str, Claim]]) -> Plan:
     Raises:
         CheckpointError: slices of one tensor that do not fit together, or equal slices that differ.
     """
-    # Name -> value -> the ranks that hold it. Equal values have equal claims, digests included, so they share an entry.
-    values_of: dict[str, dict[Claim, list[int]]] = {}
-    for rank, claims in enumerate(claims_by_rank):
-        for name, claim in claims.items():
-            values_of.setdefault(name, {}).setdefault(claim, []).append(rank)
-    pieces = []
+    values_of = _by_value(claims_by_rank)
     for name, values in values_of.items():
-        if any(claim.sliced for claim in values):
+        if any(claim.sliced for claim, _ in values):
             _check_slices(name, values)
-        pieces += [(name, claim, ranks) for claim, ranks in values.items()]
     entries: dict[int, dict[str, Any]] = {}
     written_bytes = [0] * len(claims_by_rank)
     writers: dict[tuple[str, Claim], int] = {}
     # Greedy balance: the largest pieces first, each to the holder that has written the fewest bytes so far.
-    for name, claim, ranks in sorted(pieces, key=lambda piece: -_size_bytes(piece[1])):
+    pieces = [(name, claim, ranks) for name, values in values_of.items() for claim, ranks in values]
+    for name, claim, ranks in sorted(pieces, key=lambda piece: -piece[1].size_bytes):
         writer = min(ranks, key=lambda rank: (written_bytes[rank], rank))
-        written_bytes[writer] += _size_bytes(claim)
-        entries.setdefault(writer, {})[name] = DTYPES[claim.code], claim.region.shape
+        written_bytes[writer] += claim.size_bytes
+        entries.setdefault(writer, {})[name] = claim.code, claim.region.shape
         writers[name, claim] = writer
-    files = {rank: plan_file(arrays, {"format": "np"}) for rank, arrays in entries.items()}
-
-    def blocks(name: str, claim: Claim) -> list[Block]:
-        writer = writers[name, claim]
-        offset = files[writer].offsets[name]
-        parts = cut(claim.region, DTYPES[claim.code].itemsize)
-        return [
-            Block(region, file_name(writer), offset + start, digest)
-            for (region, start, _), digest in zip(parts, claim.digests, strict=True)
-        ]
-
-    tensors: dict[str, list[Copy]] = {}
+    files = {rank: plan_file(entries[rank], {"format": "np"}) for rank in sorted(entries)}
+    tensors: dict[str, list[dict[str, Any]]] = {}
     for name, values in values_of.items():
-        first = next(iter(values))
-        # Slices together are one tensor; whole tensors that differ are one copy for each value.
-        if first.sliced:
-            found = tuple(block for claim in values for block in blocks(name, claim))
-            tensors[name] = [Copy(None, DTYPES[first.code], first.shape, found)]
-            continue
-        tensors[name] = [
-            Copy(_owners(ranks, len(claims_by_rank)), DTYPES[claim.code], claim.shape, tuple(blocks(name, claim)))
-            for claim, ranks in values.items()
-        ]
+        copies = tensors[name] = []
+        for claim, ranks in values:
+            # Slices together are one tensor; whole tensors that differ are one copy for each value.
+            if not (claim.sliced and copies):
+                owners = None if claim.sliced else _owners(ranks, len(claims_by_rank))
+                copies.append({"ranks": owners, "dtype": claim.code, "shape": claim.shape, "blocks": []})
+            writer = writers[name, claim]
+            offset = files[writer].offsets[name]
+            for region, sha256 in claim.blocks:
+                block = {**region._asdict(), "file": file_name(writer), "offset": offset, "sha256": sha256}
+                copies[-1]["blocks"].append(block)
+                offset += prod(region.shape) * DTYPES[claim.code].itemsize
     return Plan(tensors, files)
 
 
-def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Part]]:
+def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Merge the ranks' plain data: one entry if all ranks agree, else one for each value with its ranks."""
-    values_of: dict[str, dict[str, tuple[Any, list[int]]]] = {}
-    for rank, trees in enumerate(trees_by_rank):
-        for name, tree in trees.items():
-            # Unlike ==, it distinguishes 1, 1.0 and True.
-            text = json.dumps(tree, sort_keys=True)
-            values_of.setdefault(name, {}).setdefault(text, (tree, []))[1].append(rank)
+    # Unlike ==, the text distinguishes 1, 1.0 and True.
+    values_of = _by_value(trees_by_rank, lambda tree: json.dumps(tree, sort_keys=True))
     return {
-        name: [Part(_owners(ranks, len(trees_by_rank)), tree) for tree, ranks in values.values()]
+        name: [{"ranks": _owners(ranks, len(trees_by_rank)), "tree": tree} for tree, ranks in values]
         for name, values in values_of.items()
     }
 
 
-def choose(variants: Sequence[Any], rank: int, world_size: int, saved_size: int) -> tuple[Any, bool]:
-    """Return the `Copy` or `Part` for this rank, and whether it stands in for a missing one.
-
-    On the same number of ranks each rank gets its own. On another number, or without one of its own, it gets the
-    first rank's.
-    """
-    if len(variants) == 1:
-        return variants[0], False
-    for variant in variants:
-        if rank in variant.ranks and world_size == saved_size:
-            return variant, False
-    # Every rank takes the same one, so replicated values are equal again.
-    return min(variants, key=lambda variant: variant.ranks), True
+def _by_value(
+    values_by_rank: Sequence[Mapping[str, Any]], key: Callable[[Any], Hashable] = lambda value: value
+) -> dict[str, list[tuple[Any, list[int]]]]:
+    """Return name -> each value under that name, with the ranks that hold it. Equal values have equal keys."""
+    found: dict[str, dict[Hashable, tuple[Any, list[int]]]] = {}
+    for rank, values in enumerate(values_by_rank):
+        for name, value in values.items():
+            found.setdefault(name, {}).setdefault(key(value), (value, []))[1].append(rank)
+    return {name: list(values.values()) for name, values in found.items()}
 
 
-def _owners(ranks: list[int], world_size: int) -> tuple[int, ...] | None:
+def _owners(ranks: list[int], world_size: int) -> list[int] | None:
     # None stands for all ranks, the common case.
-    return None if len(ranks) == world_size else tuple(ranks)
+    return None if len(ranks) == world_size else ranks
 
 
-def _size_bytes(claim: Claim) -> int:
-    return prod(claim.region.shape) * DTYPES[claim.code].itemsize
-
-
-def _check_slices(name: str, values: Mapping[Claim, list[int]]) -> None:
+def _check_slices(name: str, values: Sequence[tuple[Claim, list[int]]]) -> None:
     """Check that the ranks' slices belong to one tensor and tile it. Raises CheckpointError."""
     # One rank of each kind is enough for the message.
-    kinds = {(claim.sliced, claim.code, claim.shape): ranks[0] for claim, ranks in values.items()}
+    kinds = {(claim.code, claim.shape, claim.sliced): ranks[0] for claim, ranks in values}
     if len(kinds) > 1:
         texts = [
             f"rank {rank}: {code} {shape}{'' if sliced else ', not sliced'}"
-            for (sliced, code, shape), rank in kinds.items()
+            for (code, shape, sliced), rank in kinds.items()
         ]
         raise CheckpointError(f"{name} differs between these ranks: {'; '.join(texts)}.")
-    seen: dict[Region, int] = {}
-    for claim, ranks in values.items():
-        if claim.region in seen:
+    regions, shape = [claim.region for claim, _ in values], values[0][0].shape
+    starts = np.array([region.start for region in regions])
+    stops = starts + [region.shape for region in regions]
+    for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        # Regions share an element if they overlap in every dim.
+        shared = (np.maximum(starts[:number], start) < np.minimum(stops[:number], stop)).all(1)
+        for other in np.flatnonzero(shared).tolist():
             raise CheckpointError(
-                f"{name}: ranks {seen[claim.region]} and {ranks[0]} hold the same slice, {claim.region}, with "
-                "different values."
+                f"{name}: ranks {values[other][1][0]} and {values[number][1][0]} hold slices that overlap, "
+                f"{regions[other]} and {regions[number]}; only equal slices with equal values may."
             )
-        seen[claim.region] = ranks[0]
-    ((_, _, shape),) = kinds
-    try:
-        check_tiling(name, shape, list(seen))
-    except ValueError as error:
-        raise CheckpointError(f"{error}: the slices that the ranks hold do not make up the tensor.") from None
+    # Without overlaps, slices of as many elements as the tensor has are all of it.
+    covered = sum(prod(region.shape) for region in regions)
+    if covered != prod(shape):
+        raise CheckpointError(f"{name} of shape {shape} has {prod(shape)} elements, the ranks hold {covered} of them.")

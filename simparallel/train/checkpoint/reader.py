@@ -13,15 +13,9 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from simparallel.base.files import expanded, open_file, read_into
-from simparallel.base.system import memory_size_bytes
-from simparallel.errors import CheckpointError
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import Block, Region, raw
-from simparallel.train.checkpoint.barriers import checkpoint_error
-from simparallel.train.checkpoint.manifest import MAX_BYTES, Copy, Manifest, from_bytes, no_tensor
-from simparallel.train.checkpoint.plan import choose
-
-MANIFEST = "manifest.json"
+from simparallel.train.checkpoint.arrays import DTYPES, Region, checkpoint_error, on_disk, raw, read_file
+from simparallel.train.checkpoint.manifest import MANIFEST, MAX_BYTES, from_bytes
 
 
 class CheckpointReader:
@@ -57,15 +51,17 @@ class CheckpointReader:
     def __init__(self, path: str | os.PathLike[str], rank: int = 0, world_size: int = 1, verify: bool = True) -> None:
         self.path = expanded(path)
         self.rank, self._own_size, self.verify = rank, world_size, verify
-        self._files: dict[str, BinaryIO] = {}
         self.stood_in: list[str] = []
-        self.manifest = read_manifest(self.path / MANIFEST)
-        self.step, self.world_size = self.manifest.step, self.manifest.world_size
-        self.extra = trees.decode(self.manifest.extra, no_tensor)
+        self._files: dict[str, BinaryIO] = {}
+        with on_disk(self.path / MANIFEST):
+            self._manifest = from_bytes(read_file(self.path / MANIFEST, MAX_BYTES))
+        self.digest: str = self._manifest["sha256"]
+        self.step, self.world_size = self._manifest["step"], self._manifest["world_size"]
+        self.extra = trees.decode(self._manifest["extra"], trees.no_array)
         # Open and check all files now: a missing or truncated one is found before anything is restored from the others.
         try:
-            for name in self.manifest.files:
-                self._open(name)
+            for name, size_bytes in self._manifest["files"].items():
+                self._open(self.path / name, size_bytes)
         except BaseException:
             self.close()
             raise
@@ -87,14 +83,14 @@ class CheckpointReader:
 
     def names(self) -> list[str]:
         """List the tensors."""
-        return list(self.manifest.tensors)
+        return list(self._manifest["tensors"])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the global shape of a tensor."""
-        return self._copy(name).shape
+        return tuple(self._tensor(name)["shape"])
 
     def dtype(self, name: str) -> np.dtype:
-        return self._copy(name).dtype
+        return DTYPES[self._tensor(name)["dtype"]]
 
     def read(self, name: str, slices: Sequence[slice] | None = None) -> np.ndarray:
         """Read a slice of a tensor, independent of how the saving ranks had cut it.
@@ -109,13 +105,14 @@ class CheckpointReader:
         Raises:
             CheckpointError: no such tensor, a slice outside of it, or a damaged file.
         """
-        copy = self._copy(name)
-        wanted = Region.of(f"{self.path}: {name}", copy.shape, slices)
-        out = np.empty(wanted.shape, copy.dtype)
-        for block in copy.blocks:
-            common = block.region.common(wanted)
+        tensor = self._tensor(name)
+        wanted = Region.of(f"{self.path}: {name}", tensor["shape"], slices)
+        out = np.empty(wanted.shape, DTYPES[tensor["dtype"]])
+        for block in tensor["blocks"]:
+            held = Region(tuple(block["start"]), tuple(block["shape"]))
+            common = held.common(wanted)
             if common is not None:
-                self._fill(out, wanted, common, name, block)
+                self._fill(out[common.inside(wanted)], common, held, name, block)
         # Files are little-endian on every machine.
         return out.astype(out.dtype.newbyteorder("="), copy=False)
 
@@ -123,7 +120,7 @@ class CheckpointReader:
 
     def parts(self) -> list[str]:
         """List the parts: "model", "optimizer", …"""
-        return list(self.manifest.parts)
+        return list(self._manifest["parts"])
 
     def tree(self, part: str) -> Any:
         """Return the JSON data of a part, with references to its tensors.
@@ -131,13 +128,13 @@ class CheckpointReader:
         Raises:
             CheckpointError: there is no such part.
         """
-        if part not in self.manifest.parts:
+        if part not in self._manifest["parts"]:
             raise checkpoint_error(
                 self.path,
                 f"{self.path} holds no {part}, only {', '.join(self.parts()) or 'nothing'}; leave it out, or "
                 "restore it from another checkpoint.",
             )
-        return self._choose(part, self.manifest.parts[part]).tree
+        return self._own(part, self._manifest["parts"][part])["tree"]
 
     def state(self, part: str, fetch: Callable[[str], Any] | None = None) -> Any:
         """Return the state dict of a part; `fetch` maps names to tensors, by default to whole ones.
@@ -145,103 +142,59 @@ class CheckpointReader:
         Raises:
             CheckpointError: there is no such part, or a file is damaged.
         """
-        try:
-            return trees.decode(self.tree(part), fetch or self.read)
-        except CheckpointError as error:
-            raise located(self.path, error) from None
+        return trees.decode(self.tree(part), fetch or self.read)
 
     # --- internals -----------------------------------------------------------------------------------
 
-    def _copy(self, name: str) -> Copy:
-        if name not in self.manifest.tensors:
+    def _tensor(self, name: str) -> dict[str, Any]:
+        if name not in self._manifest["tensors"]:
             raise checkpoint_error(self.path, f"{self.path} holds no tensor {name!r}.")
-        return self._choose(name, self.manifest.tensors[name])
+        return self._own(name, self._manifest["tensors"][name])
 
-    def _choose(self, name: str, variants: Sequence[Any]) -> Any:
-        chosen, stands_in = choose(variants, self.rank, self._own_size, self.world_size)
-        if stands_in and name not in self.stood_in:
+    def _own(self, name: str, values: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the value of this rank. On another number of ranks, or without an own one, it is the first rank's."""
+        if len(values) == 1:
+            return values[0]
+        for value in values:
+            if self.rank in value["ranks"] and self._own_size == self.world_size:
+                return value
+        if name not in self.stood_in:
             self.stood_in.append(name)
-        return chosen
+        # Every rank takes the same one, so replicated values are equal again.
+        return min(values, key=lambda value: value["ranks"])
 
-    def _open(self, name: str) -> None:
-        path, size = self.path / name, self.manifest.files[name]
-        try:
-            self._files[name] = file = open_file(path, links=False)
-        except OSError as error:
-            raise unreadable(path, error) from None
+    def _open(self, path: Path, size_bytes: int) -> None:
+        with on_disk(path):
+            self._files[path.name] = file = open_file(path, links=False)
         found = os.fstat(file.fileno()).st_size
-        if found != size:
+        if found != size_bytes:
             raise checkpoint_error(
-                path, f"{path} has {found} bytes, but the manifest states {size}; it was truncated or replaced."
+                path, f"{path} has {found} bytes, but the manifest states {size_bytes}; it was truncated or replaced."
             )
 
-    def _fill(self, out: np.ndarray, wanted: Region, common: Region, name: str, block: Block) -> None:
-        """Copy the intersection of `block` and `wanted` into `out`."""
-        needed = block.region
-        offset = block.offset
+    def _fill(self, target: np.ndarray, common: Region, held: Region, name: str, block: dict[str, Any]) -> None:
+        """Copy the region `common` of a block, which holds the region `held`, into `target`."""
+        offset, path = block["offset"], self.path / block["file"]
         # A checksum needs the whole block; without verification read only its needed rows.
-        if not self.verify and needed.shape:
-            row_bytes = prod(needed.shape[1:]) * out.itemsize
-            offset += (common.start[0] - needed.start[0]) * row_bytes
-            needed = Region((common.start[0], *needed.start[1:]), (common.shape[0], *needed.shape[1:]))
-        target = out[common.inside(wanted)]
+        if not self.verify and held.shape:
+            offset += (common.start[0] - held.start[0]) * prod(held.shape[1:]) * target.itemsize
+            held = Region((common.start[0], *held.start[1:]), (common.shape[0], *held.shape[1:]))
         # Read straight into the result if the needed bytes are contiguous in it.
-        in_place = common == needed and target.flags.c_contiguous
-        data = target if in_place else np.empty(needed.shape, out.dtype)
-        path = self.path / block.file
-        try:
-            count = read_into(self._files[block.file].fileno(), offset, raw(data))
-        except OSError as error:
-            raise unreadable(path, error) from None
+        in_place = common == held and target.flags.c_contiguous
+        data = target if in_place else np.empty(held.shape, target.dtype)
+        with on_disk(path):
+            count = read_into(self._files[block["file"]].fileno(), offset, raw(data))
         if count != data.nbytes:
             raise checkpoint_error(
                 path,
                 f"{path}: {name} needs {data.nbytes} bytes from {offset} on, but {count} were read; it was truncated.",
             )
-        if self.verify:
-            found = hashlib.sha256(raw(data)).hexdigest()
-            if found != block.sha256:
-                raise checkpoint_error(
-                    path,
-                    f"{path}: bytes {offset} … {offset + count} of {name} have sha256 {found[:12]}…, "
-                    f"but {block.sha256[:12]}… were written; the file is damaged.",
-                )
+        found = hashlib.sha256(raw(data)).hexdigest() if self.verify else block["sha256"]
+        if found != block["sha256"]:
+            raise checkpoint_error(
+                path,
+                f"{path}: bytes {offset} … {offset + count} of {name} have sha256 {found[:12]}…, "
+                f"but {block['sha256'][:12]}… were written; the file is damaged.",
+            )
         if not in_place:
-            target[...] = data[common.inside(needed)]
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Read and check a manifest. Raises CheckpointError."""
-    try:
-        return from_bytes(read_whole(path, MAX_BYTES))
-    except CheckpointError as error:
-        raise located(path, error) from None
-
-
-def read_whole(path: Path, max_bytes: int | None = None) -> bytes:
-    """Read a regular file. Raises CheckpointError, also if it has more than `max_bytes` (None: the memory there is)."""
-    try:
-        with open_file(path, links=False) as file:
-            size = os.fstat(file.fileno()).st_size
-            if max_bytes is not None and size > max_bytes:
-                raise checkpoint_error(path, f"{path} has {size} bytes, the limit is {max_bytes}.")
-            if 0 < memory_size_bytes() < size:
-                raise MemoryError
-            # The size was checked first, so a huge file is refused without reading it.
-            content = file.read(size) if size else b""
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except MemoryError:
-        raise checkpoint_error(path, f"{path} has {size} bytes, but the memory is too small for it.") from None
-    if len(content) != size:
-        raise checkpoint_error(path, f"{path}: {size} bytes were expected, {len(content)} were read.")
-    return content
-
-
-def located(path: Path, error: CheckpointError) -> CheckpointError:
-    """Prefix the error with the path, unless it has one."""
-    return error if "path" in error.facts else checkpoint_error(path, f"{path}: {error}")
-
-
-def unreadable(path: Path, error: OSError) -> CheckpointError:
-    return checkpoint_error(path, f"{path} cannot be read: {error.strerror or error}.")
+            target[...] = data[common.inside(held)]

@@ -18,9 +18,16 @@ from simparallel.base.files import expanded, write_atomically
 from simparallel.errors import CheckpointError, StateDictError
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import host_array, plan_file, raw
-from simparallel.train.checkpoint.barriers import checkpoint_error, on_disk
-from simparallel.train.checkpoint.reader import read_whole
+from simparallel.train.checkpoint.arrays import (
+    CODES,
+    WRITTEN,
+    checkpoint_error,
+    host_array,
+    on_disk,
+    plan_file,
+    raw,
+    read_file,
+)
 from simparallel.train.ddp_wrappers import bare
 
 # The key of our entry in the file's metadata, which other readers of the format ignore.
@@ -130,16 +137,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         CheckpointError: `obj` holds any other type, or writing fails.
     """
     arrays: dict[str, Any] = {}
-
-    def keep(place: trees.Path, value: Any) -> str:
-        name = ".".join(map(str, place)) or "value"
-        while name in arrays:
-            # Keeps {"a.b": x} and {"a": {"b": x}} distinct.
-            name += "'"
-        arrays[name] = value
-        return name
-
-    tree = trees.encode(obj, keep)
+    tree = trees.encode(obj, arrays)
     _write(expanded(path), arrays, {"tree": tree})
 
 
@@ -158,36 +156,30 @@ def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
     # The format has no checksum. Ours covers the contents, not the header's layout.
     note = {**note, _SUM: _digest(arrays, note.get("tree"))}
     metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
-    plan = plan_file({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
-    order = sorted(arrays, key=lambda name: plan.offsets[name])
+    plan = plan_file({name: (CODES[array.dtype], array.shape) for name, array in arrays.items()}, metadata)
     # A crash leaves the old file or the new one: the bytes are synced before the rename.
-    with on_disk(path, plan.size_bytes):
-        write_atomically(path, [plan.header, *(raw(arrays[name]) for name in order)], sync=True)
+    with on_disk(path, WRITTEN):
+        write_atomically(path, plan.pieces(arrays), sync=True)
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the arrays, and the metadata entry that `_write` adds. Raises CheckpointError."""
     # Once into memory: the checksum and the arrays are then of the same bytes.
-    content = read_whole(path)
+    content = read_file(path)
     try:
         # The library's order is random; sort, so that equal files load in one order.
         arrays = dict(sorted(safetensors.numpy.load(content).items()))
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        metadata = header.get("__metadata__", {})
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         if _MARK not in metadata and any(_SUM in value for value in metadata.values()):
-            raise CheckpointError(f"{path}: the name of its entry {_MARK!r} in the metadata is damaged.")
+            raise ValueError(f"its entry {_MARK!r} has another name")
         note = json.loads(metadata.get(_MARK, "{}"))
         if _SUM in note and note[_SUM] != _digest(arrays, note.get("tree")):
-            raise CheckpointError(f"{path}: its {len(content)} bytes do not match the checksum that was written.")
-        if not trees.names(note.get("tree")) <= set(arrays):
-            raise CheckpointError(f"{path}: arrays to which its data refers are missing.")
+            raise ValueError("its bytes have another checksum than was written")
     except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise checkpoint_error(
             path,
             f"{path} ({len(content)} bytes) is damaged or not a safetensors file: {type(error).__name__}: {error}.",
         ) from None
-    except CheckpointError as error:
-        raise checkpoint_error(path, str(error)) from None
     # Some versions of safetensors return views of read-only bytes.
     return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}, note
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from simparallel.comm import Group, current
@@ -66,23 +65,6 @@ class Team:
             ranks = ", ".join(str(self.group.ranks[rank]) for rank, _, _ in failures)
             text = f"rank{'s' if len(failures) > 1 else ''} {ranks}: {text}"
         raise CheckpointError(text, path=path, ranks=tuple(self.group.ranks[f[0]] for f in failures)) from error
-
-
-def checkpoint_error(path: Path, text: str) -> CheckpointError:
-    """Return the error to raise for a file or a directory of a checkpoint, with its path in `facts`."""
-    return CheckpointError(text, path=str(path))
-
-
-@contextmanager
-def on_disk(path: Path, size_bytes: int | None = None) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that names the file and its size."""
-    try:
-        yield
-    except OSError as error:
-        size = "" if size_bytes is None else f" ({size_bytes} bytes)"
-        raise checkpoint_error(
-            path, f"{path}{size} cannot be written: {error.strerror or error}. Earlier checkpoints are unchanged."
-        ) from error
 
 
 def _text(error: Exception) -> str:
