@@ -26,7 +26,7 @@ import simparallel as sp
 from simparallel.errors import CheckpointError
 from simparallel.layout.sharding import placement
 from simparallel.train import CheckpointManager, CheckpointReader, TensorSlice
-from simparallel.train.checkpoint import arrays, manifest, tree
+from simparallel.train.checkpoint import arrays, reader as reader_module, tree
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -547,7 +547,7 @@ def test_nan_in_manifest_is_refused(copy):
 
 def test_manifest_beyond_the_limit_is_not_read(copy, monkeypatch):
     with open(copy / "manifest.json", "r+b") as file:
-        file.truncate(manifest.MAX_BYTES + 1)  # sparse: it takes no disk
+        file.truncate(reader_module.MAX_BYTES + 1)  # sparse: it takes no disk
 
     with refused(CheckpointError):
         CheckpointReader(copy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -24,8 +24,6 @@ from simparallel.base.files import open_file
 from simparallel.base.system import memory_size_bytes
 from simparallel.errors import CheckpointError
 
-# For `on_disk`.
-WRITTEN = "written; earlier checkpoints are unchanged"
 # The unit of checksums: a verified read of a slice has to read whole blocks.
 BLOCK_BYTES = 8 << 20
 _CODES = {
@@ -57,21 +55,25 @@ class Region(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, who: str, global_shape: Sequence[int], slices: Sequence[slice] | None) -> Region:
+    def of(cls, name: str, global_shape: Sequence[int], slices: Sequence[slice] | None) -> Region:
         """Return the region of `slices`; None means all of it. Raises CheckpointError if it does not fit."""
         if slices is None:
             return cls((0,) * len(global_shape), tuple(global_shape))
+        if len(slices) != len(global_shape):
+            raise CheckpointError(f"{name}: {len(slices)} slices do not fit shape {tuple(global_shape)}.")
         start, shape = [], []
-        for part, size in zip(slices, global_shape, strict=False):
+        for part, size in zip(slices, global_shape, strict=True):
             low = 0 if part.start is None else int(part.start)
             high = size if part.stop is None else int(part.stop)
             if not 0 <= low <= high <= size or part.step not in (None, 1):
-                raise CheckpointError(f"{who}: {part} is outside a dim of size {size}.")
+                raise CheckpointError(f"{name}: {part} is outside a dim of size {size}.")
             start.append(low)
             shape.append(high - low)
-        if len(slices) != len(global_shape):
-            raise CheckpointError(f"{who}: {len(slices)} slices do not fit shape {tuple(global_shape)}.")
         return cls(tuple(start), tuple(shape))
+
+    def rows(self, start: int, count: int) -> Region:
+        """Return the part from index `start` of the tensor's first dim on; a region without dims is one row."""
+        return Region((start, *self.start[1:]), (count, *self.shape[1:])) if self.shape else self
 
     def common(self, other: Region) -> Region | None:
         """Return the intersection of two regions, None if it is empty."""
@@ -86,27 +88,25 @@ class Region(NamedTuple):
         return (*(slice(low, low + size) for low, size in zip(lows, self.shape, strict=True)), ...)
 
 
-def checkpoint_error(path: Path, text: str) -> CheckpointError:
-    """Return the error to raise for a file or a directory of a checkpoint, with its path in `facts`."""
-    return CheckpointError(text, path=str(path))
+def listed(names: Collection[str]) -> str:
+    """Return the first names, for a message."""
+    return ", ".join(list(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @contextmanager
-def on_disk(path: Path, doing: str = "read") -> Iterator[None]:
-    """Turn what goes wrong with a file into a CheckpointError that names its path.
-
-    Args:
-        path: the file or directory.
-        doing: what the block does to it.
-    """
+def on_disk(path: Path, writing: bool = False) -> Iterator[None]:
+    """Turn what goes wrong with a file or directory into a CheckpointError that names it, in the text and as `path`."""
+    doing = "written; earlier checkpoints are unchanged" if writing else "read"
     try:
         yield
-    except OSError as error:
-        raise checkpoint_error(path, f"{path} cannot be {doing}: {error.strerror or error}.") from error
-    except MemoryError:
-        raise checkpoint_error(path, f"{path} cannot be {doing}: the memory is too small for it.") from None
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or repr(error)
+        raise CheckpointError(f"{path} cannot be {doing}: {reason}.", path=str(path)) from error
     except CheckpointError as error:
-        raise error if "path" in error.facts else checkpoint_error(path, f"{path}: {error}") from None
+        # An inner block has named the file; this one would name its directory.
+        if "path" in error.facts:
+            raise
+        raise CheckpointError(f"{path}: {error}", path=str(path)) from error.__cause__
 
 
 def read_file(path: Path, limit_bytes: int | None = None) -> bytes:
@@ -116,7 +116,7 @@ def read_file(path: Path, limit_bytes: int | None = None) -> bytes:
         size_bytes = os.fstat(file.fileno()).st_size
         if 0 < (limit_bytes or memory_size_bytes()) < size_bytes:
             limit = f"the limit is {limit_bytes}" if limit_bytes else "but the memory is too small for it"
-            raise checkpoint_error(path, f"{path} has {size_bytes} bytes, {limit}.")
+            raise CheckpointError(f"it has {size_bytes} bytes, {limit}.")
         return file.read(size_bytes)
 
 
@@ -141,25 +141,50 @@ def raw(array: np.ndarray) -> memoryview:
     return memoryview(data)
 
 
+class Claim(NamedTuple):
+    """A rank's description of the tensor, or slice of one, that it holds."""
+
+    # The dtype, as safetensors spells it.
+    code: str
+    # The global shape.
+    shape: tuple[int, ...]
+    # False: a whole tensor of this rank, which may differ from other ranks' tensors.
+    sliced: bool
+    # The slice that this rank holds.
+    region: Region
+    # Its blocks with their SHA-256: ranks compare values without sending them.
+    blocks: tuple[tuple[Region, str], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.region.shape) * DTYPES[self.code].itemsize
+
+
+def describe(name: str, value: Any) -> tuple[np.ndarray, Claim]:
+    """Return a tensor or `TensorSlice` as an array on the host, and its description. Raises CheckpointError."""
+    sliced = isinstance(value, TensorSlice)
+    array = host_array(name, value.array if sliced else value)
+    shape = tuple(value.global_shape) if sliced else array.shape
+    region = Region.of(name, shape, value.slices if sliced else None)
+    if region.shape != array.shape:
+        raise CheckpointError(f"{name}: the slice has shape {region.shape}, the array {array.shape}.")
+    return array, Claim(CODES[array.dtype], shape, sliced, region, blocks(region, array))
+
+
 def blocks(region: Region, array: np.ndarray) -> tuple[tuple[Region, str], ...]:
     """Cut a C-ordered array that holds `region` into blocks of whole rows; return their regions and SHA-256."""
     data = raw(array)
     # An empty array has no bytes, hence no blocks.
     if not data:
         return ()
-    rows = array.shape[0] if array.shape else 1
+    first, rows = (region.start[0], region.shape[0]) if region.shape else (0, 1)
     row_bytes = len(data) // rows
     # Whole rows are contiguous in the file. A row that is larger than a block is a block of its own.
     step = max(1, BLOCK_BYTES // row_bytes)
-    found = []
-    for first in range(0, rows, step):
-        count = min(step, rows - first)
-        part = region
-        if count < rows:
-            part = Region((region.start[0] + first, *region.start[1:]), (count, *region.shape[1:]))
-        digest = hashlib.sha256(data[first * row_bytes : (first + count) * row_bytes]).hexdigest()
-        found.append((part, digest))
-    return tuple(found)
+    parts = [(row, data[row * row_bytes : (row + step) * row_bytes]) for row in range(0, rows, step)]
+    return tuple(
+        (region.rows(first + row, len(part) // row_bytes), hashlib.sha256(part).hexdigest()) for row, part in parts
+    )
 
 
 class FilePlan(NamedTuple):

@@ -1,8 +1,10 @@
-"""What a rank saves and restores: objects with state dicts, and the tensors and plain data taken from them."""
+"""What ranks save and restore: their objects, the tensors and plain data of these, and who writes which slice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,17 +14,13 @@ from simparallel.errors import CheckpointError, LayoutError
 from simparallel.layout.layout import Layout
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import CODES, Region, TensorSlice, blocks, host_array
-from simparallel.train.checkpoint.plan import Claim
+from simparallel.train.checkpoint.arrays import DTYPES, Claim, FilePlan, TensorSlice, describe, plan_file
 from simparallel.train.checkpoint.reader import CheckpointReader
 from simparallel.train.ddp_wrappers import bare
 from simparallel.world.rank import get_rank
 
 # The prefix of parts that belong to one rank.
 OWN = "own."
-# States that may be refused are loaded first, the model last. The optimizer follows the scheduler, so that its
-# learning rates win.
-_ORDER = ("random", "sampler", OWN, "scaler", "scheduler", "optimizer", "model")
 # The layout of a tensor, if it is cut, and its global shape, if known.
 _Place = tuple[Layout | None, tuple[int, ...] | None]
 
@@ -31,31 +29,31 @@ class Parts:
     """The stateful objects of a training run, by name, in the order of loading.
 
     Args:
-        objects: name -> object with `state_dict()` and `load_state_dict()`, or None.
-        random: include the random state.
-        layouts: name of a parameter -> layout over the ranks, for parameters without a layout of their own.
-        own: name -> object as above; other ranks need not have it.
+        model, optimizer, scheduler, sampler, scaler, random, layouts, own: as for `CheckpointManager.save`.
 
     Raises:
-        CheckpointError: an object without these methods, or a layout for an unknown parameter.
+        CheckpointError: an object without `state_dict()` and `load_state_dict()`, or a layout for an unknown parameter.
     """
 
     def __init__(
         self,
-        objects: Mapping[str, Any],
-        random: bool,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        sampler: Any = None,
+        scaler: Any = None,
+        random: bool = False,
         layouts: Mapping[str, Layout] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> None:
         self._rank = get_rank()
-        given = {**objects, "random": random_state if random else None}
-        self.objects: dict[str, Any] = {}
-        for name in _ORDER:
-            if name == OWN:
-                self.objects |= {f"{OWN}{key}": value for key, value in (own or {}).items()}
-            elif given.get(name) is not None:
-                # Without its wrapper: names then do not depend on the number of devices.
-                self.objects[name] = bare(given[name])
+        # States that may be refused are loaded first, the model last. The optimizer follows the scheduler, so that its
+        # learning rates win.
+        given = {"random": random_state if random else None, "sampler": sampler}
+        given |= {f"{OWN}{name}": value for name, value in (own or {}).items()}
+        # The model without its wrapper: names then do not depend on the number of devices.
+        given |= {"scaler": scaler, "scheduler": scheduler, "optimizer": optimizer, "model": bare(model)}
+        self.objects = {name: x for name, x in given.items() if x is not None or name.startswith(OWN)}
         for name, value in self.objects.items():
             if not all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")):
                 raise CheckpointError(
@@ -149,14 +147,103 @@ class Contents:
         self.extra = trees.encode({} if extra is None else extra, in_extra, ("extra",))
         for name in in_extra:
             raise CheckpointError(f"{name} is an array; give it as one of `tensors`.")
-        self.arrays: dict[str, np.ndarray] = {}
-        self.claims: dict[str, Claim] = {}
-        for name, value in given.items():
-            sliced = isinstance(value, TensorSlice)
-            array = host_array(name, value.array if sliced else value)
-            shape = tuple(value.global_shape) if sliced else array.shape
-            region = Region.of(name, shape, value.slices if sliced else None)
-            if region.shape != array.shape:
-                raise CheckpointError(f"{name}: the slice has shape {region.shape}, the array {array.shape}.")
-            self.arrays[name] = array
-            self.claims[name] = Claim(CODES[array.dtype], shape, sliced, region, blocks(region, array))
+        described = {name: describe(name, value) for name, value in given.items()}
+        self.arrays = {name: array for name, (array, _) in described.items()}
+        self.claims = {name: claim for name, (_, claim) in described.items()}
+
+
+def file_name(rank: int) -> str:
+    return f"rank_{rank}.safetensors"
+
+
+def make_plan(
+    claims_by_rank: Sequence[Mapping[str, Claim]],
+) -> tuple[dict[str, list[dict[str, Any]]], dict[int, FilePlan]]:
+    """Assign writers: each value is written once, the bytes balanced over the ranks that hold it.
+
+    Returns:
+        The tensors, as in the manifest, and the file of each rank that writes. Every rank computes the same.
+
+    Raises:
+        CheckpointError: slices of one tensor that do not fit together, or equal slices that differ.
+    """
+    values_of = _by_value(claims_by_rank)
+    for name, values in values_of.items():
+        if any(claim.sliced for claim, _ in values):
+            _check_slices(name, values)
+    entries: dict[int, dict[str, Any]] = {}
+    written_bytes = [0] * len(claims_by_rank)
+    writers: dict[tuple[str, Claim], int] = {}
+    # Greedy balance: the largest pieces first, each to the holder that has written the fewest bytes so far.
+    pieces = [(name, claim, ranks) for name, values in values_of.items() for claim, ranks in values]
+    for name, claim, ranks in sorted(pieces, key=lambda piece: -piece[1].size_bytes):
+        writer = min(ranks, key=lambda rank: (written_bytes[rank], rank))
+        written_bytes[writer] += claim.size_bytes
+        entries.setdefault(writer, {})[name] = claim.code, claim.region.shape
+        writers[name, claim] = writer
+    files = {rank: plan_file(entries[rank], {"format": "np"}) for rank in sorted(entries)}
+    tensors: dict[str, list[dict[str, Any]]] = {}
+    for name, values in values_of.items():
+        copies = tensors[name] = []
+        for claim, ranks in values:
+            # Slices together are one tensor; whole tensors that differ are one copy for each value.
+            if not (claim.sliced and copies):
+                owners = None if claim.sliced else _owners(ranks, len(claims_by_rank))
+                copies.append({"ranks": owners, "dtype": claim.code, "shape": claim.shape, "blocks": []})
+            writer = writers[name, claim]
+            offset = files[writer].offsets[name]
+            for region, sha256 in claim.blocks:
+                block = {**region._asdict(), "file": file_name(writer), "offset": offset, "sha256": sha256}
+                copies[-1]["blocks"].append(block)
+                offset += prod(region.shape) * DTYPES[claim.code].itemsize
+    return tensors, files
+
+
+def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Merge the ranks' plain data: one entry if all ranks agree, else one for each value with its ranks."""
+    # Unlike ==, the text distinguishes 1, 1.0 and True.
+    values_of = _by_value(trees_by_rank, lambda tree: json.dumps(tree, sort_keys=True))
+    return {
+        name: [{"ranks": _owners(ranks, len(trees_by_rank)), "tree": tree} for tree, ranks in values]
+        for name, values in values_of.items()
+    }
+
+
+def _by_value(
+    values_by_rank: Sequence[Mapping[str, Any]], key: Callable[[Any], Hashable] = lambda value: value
+) -> dict[str, list[tuple[Any, list[int]]]]:
+    """Return name -> each value under that name, with the ranks that hold it. Equal values have equal keys."""
+    found: dict[str, dict[Hashable, tuple[Any, list[int]]]] = {}
+    for rank, values in enumerate(values_by_rank):
+        for name, value in values.items():
+            found.setdefault(name, {}).setdefault(key(value), (value, []))[1].append(rank)
+    return {name: list(values.values()) for name, values in found.items()}
+
+
+def _owners(ranks: list[int], world_size: int) -> list[int] | None:
+    # None stands for all ranks, the common case.
+    return None if len(ranks) == world_size else ranks
+
+
+def _check_slices(name: str, values: Sequence[tuple[Claim, list[int]]]) -> None:
+    """Check that the ranks' slices belong to one tensor and tile it. Raises CheckpointError."""
+    (first, owners), regions = values[0], [claim.region for claim, _ in values]
+    for claim, ranks in values:
+        if claim[:3] != first[:3]:
+            texts = [f"{x.code} {x.shape}{'' if x.sliced else ', not sliced'}" for x in (first, claim)]
+            raise CheckpointError(f"{name} differs: rank {owners[0]}: {texts[0]}; rank {ranks[0]}: {texts[1]}.")
+    starts = np.array([region.start for region in regions])
+    stops = starts + [region.shape for region in regions]
+    # Regions share an element if they overlap in every dim.
+    shared = (np.maximum(starts, starts[:, None]) < np.minimum(stops, stops[:, None])).all(2)
+    for one, other in np.argwhere(np.triu(shared, 1)).tolist():
+        raise CheckpointError(
+            f"{name}: ranks {values[one][1][0]} and {values[other][1][0]} hold slices that overlap, {regions[one]} and "
+            f"{regions[other]}; only equal slices with equal values may."
+        )
+    # Without overlaps, slices of as many elements as the tensor has are all of it.
+    covered = sum(prod(region.shape) for region in regions)
+    if covered != prod(first.shape):
+        raise CheckpointError(
+            f"{name} of shape {first.shape} has {prod(first.shape)} elements, the ranks hold {covered}."
+        )

@@ -30,11 +30,9 @@ from simparallel.base.files import FILES, Files, expanded, make_directories, rem
 from simparallel.comm import Group, current
 from simparallel.errors import CheckpointError
 from simparallel.layout.layout import Layout
-from simparallel.train.checkpoint.arrays import WRITTEN, checkpoint_error, on_disk
-from simparallel.train.checkpoint.contents import OWN, Contents, Parts
-from simparallel.train.checkpoint.manifest import MANIFEST, MAX_BYTES, to_bytes
-from simparallel.train.checkpoint.plan import file_name, make_plan, merge_parts
-from simparallel.train.checkpoint.reader import CheckpointReader
+from simparallel.train.checkpoint.arrays import listed, on_disk
+from simparallel.train.checkpoint.contents import OWN, Contents, Parts, file_name, make_plan, merge_parts
+from simparallel.train.checkpoint.reader import MANIFEST, CheckpointReader, to_bytes
 from simparallel.train.checkpoint.team import Team
 
 # At least 6 and 4 digits, so that a listing is sorted in usual runs; larger numbers still match.
@@ -116,14 +114,13 @@ class CheckpointManager:
             CheckpointError: there is none, or it is damaged.
         """
         communicator, path = current(), self.path(step)
-        while True:
-            try:
-                return CheckpointReader(path, communicator.rank, communicator.world_size, verify)
-            except CheckpointError:
-                before, path = path, self.path(step)
-                if path == before:
-                    # Otherwise retry: a concurrent training run has replaced the checkpoint.
-                    raise
+        try:
+            return CheckpointReader(path, communicator.rank, communicator.world_size, verify)
+        except CheckpointError:
+            if path == self.path(step):
+                raise
+        # A concurrent training run has replaced the checkpoint.
+        return self.open(step, verify=verify)
 
     # --- saving --------------------------------------------------------------------------------------
 
@@ -174,28 +171,25 @@ class CheckpointManager:
             state, as `state_dict()` makes it.
         """
         team = Team(group)
-        name, contents = "", Contents(Parts({}, False), {}, None)
+        name, contents = "", Contents(Parts(), {}, None)
         try:
             # The ranks agree three times: on the contents, after writing the files, and after the rename. A failure on
             # one rank raises on all of them at the next agreement.
             with team.attempt():
                 if team.rank == 0:
                     name = self._begin(step)
-                objects = {
-                    "model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler,
-                    "scaler": scaler,
-                }  # fmt: skip
-                contents = Contents(Parts(objects, random, layouts, own), tensors or {}, extra)
+                parts = Parts(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
+                contents = Contents(parts, tensors or {}, extra)
             told = team.agree((name, contents.claims, contents.trees))
             # Only the first rank has made a name; all write into its directory.
             temporary = self.directory / told[0][0]
             with team.attempt():
                 # Every rank computes the same plan from the same claims, so it need not be sent.
-                plan = make_plan([claims for _, claims, _ in told])
-                if team.rank in plan.files:
+                tensors_of_all, files = make_plan([claims for _, claims, _ in told])
+                if team.rank in files:
                     # Synced here, before the agreement: the manifest and the rename follow only when all data are on
                     # disk.
-                    self._write(temporary / file_name(team.rank), plan.files[team.rank].pieces(contents.arrays))
+                    self._write(temporary / file_name(team.rank), files[team.rank].pieces(contents.arrays))
             team.agree()
             final = self.directory / told[0][0].partition(".tmp-")[0]
             with team.attempt():
@@ -203,13 +197,12 @@ class CheckpointManager:
                     manifest = {
                         "step": step,
                         "world_size": team.size,
-                        "files": {file_name(rank): file.size_bytes for rank, file in plan.files.items()},
-                        "tensors": plan.tensors,
+                        "files": {file_name(rank): file.size_bytes for rank, file in files.items()},
+                        "tensors": tensors_of_all,
                         "parts": merge_parts([trees for _, _, trees in told]),
                         "extra": contents.extra,
                     }
-                    # The manifest is written last, by one rank, after all files that it describes.
-                    self._commit(temporary, final, to_bytes(manifest))
+                    self._commit(temporary, final, manifest)
                     # Only now: until the rename is on disk, the older checkpoints may be the only complete ones.
                     self._prune()
             team.agree()
@@ -269,12 +262,9 @@ class CheckpointManager:
         """
         team = Team(group)
         # A placeholder, in case the attempt below fails before it is replaced.
-        parts = Parts({}, False)
+        parts = Parts()
         with team.attempt():
-            objects = {
-                "model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler,
-            }  # fmt: skip
-            parts = Parts(objects, random, layouts, own)
+            parts = Parts(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
         failed: list[Path] = []
         error = None
         while True:
@@ -301,7 +291,7 @@ class CheckpointManager:
         """Make the temporary directory and return its name."""
         if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
             raise CheckpointError(f"CheckpointManager.save: step={step!r} must be an integer of 0 or more.")
-        with on_disk(self.directory, WRITTEN):
+        with on_disk(self.directory, writing=True):
             make_directories(self.directory, self._files)
             self._remove_leftovers()
             saved = self._saved()
@@ -312,20 +302,15 @@ class CheckpointManager:
         return name
 
     def _write(self, path: Path, pieces: Iterable[Any]) -> None:
-        with on_disk(path, WRITTEN):
+        with on_disk(path, writing=True):
             write_file(path, pieces, sync=True, files=self._files)
 
-    def _commit(self, temporary: Path, final: Path, manifest: bytes) -> None:
+    def _commit(self, temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
         """Write the manifest, sync, and give the directory its final name."""
-        path = temporary / MANIFEST
-        if len(manifest) > MAX_BYTES:
-            raise checkpoint_error(
-                path,
-                f"{path} would have {len(manifest)} bytes, the limit is {MAX_BYTES}. Put large data into tensors "
-                "instead of lists.",
-            )
-        self._write(path, [manifest])
-        with on_disk(final, WRITTEN):
+        with on_disk(temporary / MANIFEST, writing=True):
+            # Last, by one rank, after all files that it describes.
+            self._write(temporary / MANIFEST, [to_bytes(manifest)])
+        with on_disk(final, writing=True):
             # The names of the files must be on disk before the rename that makes them a checkpoint.
             self._files.sync_directory(temporary)
             self._files.rename(temporary, final)
@@ -365,14 +350,10 @@ class CheckpointManager:
 
     def _candidates(self, step: int | None) -> list[Path]:
         """List the checkpoints to try, in order. Raises CheckpointError if there is none."""
-        saved = self._saved()[::-1]
-        if not saved:
-            raise checkpoint_error(self.directory, f"{self.directory} holds no checkpoint.")
-        paths = [entry.path for entry in saved if step in (None, entry.step)]
+        paths = [entry.path for entry in self._saved()[::-1] if step in (None, entry.step)]
         if not paths:
-            raise checkpoint_error(
-                self.directory, f"{self.directory} holds no checkpoint of step {step!r}, only of {self.steps()}."
-            )
+            which = "" if step is None else f" of step {step!r}, only of {self.steps()}"
+            raise CheckpointError(f"{self.directory} holds no checkpoint{which}.", path=str(self.directory))
         return paths
 
     def _next(self, step: int | None, failed: list[Path], error: CheckpointError | None) -> Path | None:
@@ -408,7 +389,7 @@ def read_states(team: Team, path: Path, parts: Parts, verify: bool) -> tuple[Che
         digest = reader.digest
     digests = team.agree(digest)
     if len(set(digests)) > 1:
-        raise checkpoint_error(path, f"{path}: the ranks see different checkpoints there.")
+        raise CheckpointError(f"{path}: the ranks see different checkpoints there.", path=str(path))
     return reader, states
 
 
@@ -418,7 +399,7 @@ def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapp
     names = [name for name in parts.objects if name in states or not name.startswith(OWN)]
     before: dict[str, Any] = {}
     try:
-        with team.attempt():
+        with team.attempt(), on_disk(reader.path):
             for name in names:
                 # Called for its error: a missing part is refused before anything is changed.
                 reader.tree(name)
@@ -426,17 +407,13 @@ def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapp
                 before[name] = parts.objects[name].state_dict()
             _check_stand_ins(team, reader)
         team.agree()
-        for stage in (names[:-1], names[-1:]):
-            # The model last, after all ranks have loaded the rest: most states that do not fit are then found
-            # before the weights change.
-            with team.attempt():
-                for name in stage:
-                    try:
-                        parts.objects[name].load_state_dict(states[name])
-                    except Exception as error:
-                        text = f"{reader.path}: {name} does not fit: {type(error).__name__}: {error}"
-                        raise checkpoint_error(reader.path, text) from error
-            team.agree()
+        with team.attempt(), on_disk(reader.path):
+            for name in names:
+                try:
+                    parts.objects[name].load_state_dict(states[name])
+                except Exception as error:
+                    raise CheckpointError(f"{name} does not fit: {type(error).__name__}: {error}") from error
+        team.agree()
     except BaseException:
         # Roll back on every rank: another one has failed, or this one.
         for name, state in before.items():
@@ -446,17 +423,14 @@ def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapp
 
 def _check_stand_ins(team: Team, reader: CheckpointReader) -> None:
     """Refuse, or warn of, values that differed between the saving ranks if this rank has none of its own."""
-    held = f"{reader.path}: {reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
-    plain = [
-        name for name in reader.stood_in if name in reader.parts() and name != "random" and not name.startswith(OWN)
-    ]
+    held = f"{reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
     # Differing plain data cannot be divided among other ranks, unlike random states and parts in `own`, which restart
     # from the first rank's.
+    plain = [x for x in reader.stood_in if x in reader.parts() and x != "random" and not x.startswith(OWN)]
     if plain:
-        raise checkpoint_error(
-            reader.path,
-            f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks.",
+        raise CheckpointError(
+            f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks."
         )
     if reader.stood_in and team.rank == 0:
-        names = ", ".join(reader.stood_in[:5]) + (", …" if len(reader.stood_in) > 5 else "")
-        warnings.warn(f"{held}: all take the first one's {names}.", RuntimeWarning, stacklevel=4)
+        text = f"{reader.path}: {held}: all take the first one's {listed(reader.stood_in)}."
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

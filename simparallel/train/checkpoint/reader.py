@@ -1,21 +1,43 @@
-"""Read a checkpoint: the manifest first, then only the blocks that are needed."""
+"""Read a checkpoint: the manifest first, then only the blocks that are needed.
+
+The manifest is the index, JSON under its own checksum:
+
+    {"sha256": "…",            of all bytes after this line
+    "format": "simparallel checkpoint", "version": 1, "step": 300, "world_size": 2,
+    "files": {"rank_0.safetensors": 1864},
+    "tensors": {"model.fc1.weight": [{"ranks": null, "dtype": "F32", "shape": [8, 4], "blocks": [
+        {"start": [0, 0], "shape": [8, 4], "file": "rank_0.safetensors", "offset": 360, "sha256": "…"}]}]},
+    "parts": {"optimizer": [{"ranks": null, "tree": …}]}, "extra": {}}
+
+Data equal on all ranks appear once, with `"ranks": null`; otherwise there is an entry for each
+value, with the ranks that held it. The content is not trusted: `from_bytes` checks every number
+against the others and against the sizes of the files before any memory is allocated.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from simparallel.base.files import expanded, open_file, read_into
+from simparallel.base.files import expanded, no_constant, open_file, read_into
+from simparallel.errors import CheckpointError
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import DTYPES, Region, checkpoint_error, on_disk, raw, read_file
-from simparallel.train.checkpoint.manifest import MANIFEST, MAX_BYTES, from_bytes
+from simparallel.train.checkpoint.arrays import DTYPES, Region, listed, on_disk, raw, read_file
+
+MANIFEST = "manifest.json"
+FORMAT = {"format": "simparallel checkpoint", "version": 1}
+# The largest manifest; parsed, it takes about twenty times as much memory.
+MAX_BYTES = 32 << 20
+MAX_DIMS = 32
+_FRONT = re.compile(rb'\{"sha256": "([0-9a-f]{64})",\n')
+_FILE_NAME = re.compile(r"rank_(0|[1-9][0-9]{0,8})\.safetensors")
 
 
 class CheckpointReader:
@@ -32,6 +54,7 @@ class CheckpointReader:
         step: number of the step.
         world_size: number of ranks that saved it.
         extra: the value given to `save` as `extra`.
+        digest: equal checkpoints have equal ones.
         stood_in: names whose values differed between the saving ranks, and for which this rank uses another
             rank's, because the number of ranks has changed or it saved none.
 
@@ -52,16 +75,22 @@ class CheckpointReader:
         self.path = expanded(path)
         self.rank, self._own_size, self.verify = rank, world_size, verify
         self.stood_in: list[str] = []
-        self._files: dict[str, BinaryIO] = {}
         with on_disk(self.path / MANIFEST):
             self._manifest = from_bytes(read_file(self.path / MANIFEST, MAX_BYTES))
         self.digest: str = self._manifest["sha256"]
         self.step, self.world_size = self._manifest["step"], self._manifest["world_size"]
         self.extra = trees.decode(self._manifest["extra"], trees.no_array)
+        self._files: dict[str, BinaryIO] = {}
         # Open and check all files now: a missing or truncated one is found before anything is restored from the others.
         try:
             for name, size_bytes in self._manifest["files"].items():
-                self._open(self.path / name, size_bytes)
+                with on_disk(self.path / name):
+                    self._files[name] = open_file(self.path / name, links=False)
+                    found = os.fstat(self._files[name].fileno()).st_size
+                    if found != size_bytes:
+                        raise CheckpointError(
+                            f"it has {found} bytes, the manifest states {size_bytes}; it was truncated or replaced."
+                        )
         except BaseException:
             self.close()
             raise
@@ -74,9 +103,7 @@ class CheckpointReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --- tensors -------------------------------------------------------------------------------------
@@ -87,10 +114,10 @@ class CheckpointReader:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the global shape of a tensor."""
-        return tuple(self._tensor(name)["shape"])
+        return tuple(self._own("tensors", name)["shape"])
 
     def dtype(self, name: str) -> np.dtype:
-        return DTYPES[self._tensor(name)["dtype"]]
+        return DTYPES[self._own("tensors", name)["dtype"]]
 
     def read(self, name: str, slices: Sequence[slice] | None = None) -> np.ndarray:
         """Read a slice of a tensor, independent of how the saving ranks had cut it.
@@ -105,14 +132,15 @@ class CheckpointReader:
         Raises:
             CheckpointError: no such tensor, a slice outside of it, or a damaged file.
         """
-        tensor = self._tensor(name)
-        wanted = Region.of(f"{self.path}: {name}", tensor["shape"], slices)
-        out = np.empty(wanted.shape, DTYPES[tensor["dtype"]])
-        for block in tensor["blocks"]:
-            held = Region(tuple(block["start"]), tuple(block["shape"]))
-            common = held.common(wanted)
-            if common is not None:
-                self._fill(out[common.inside(wanted)], common, held, name, block)
+        with on_disk(self.path):
+            tensor = self._own("tensors", name)
+            wanted = Region.of(name, tensor["shape"], slices)
+            out = np.empty(wanted.shape, DTYPES[tensor["dtype"]])
+            for block in tensor["blocks"]:
+                held = Region(tuple(block["start"]), tuple(block["shape"]))
+                common = held.common(wanted)
+                if common is not None:
+                    self._fill(out[common.inside(wanted)], common, held, name, block)
         # Files are little-endian on every machine.
         return out.astype(out.dtype.newbyteorder("="), copy=False)
 
@@ -128,13 +156,7 @@ class CheckpointReader:
         Raises:
             CheckpointError: there is no such part.
         """
-        if part not in self._manifest["parts"]:
-            raise checkpoint_error(
-                self.path,
-                f"{self.path} holds no {part}, only {', '.join(self.parts()) or 'nothing'}; leave it out, or "
-                "restore it from another checkpoint.",
-            )
-        return self._own(part, self._manifest["parts"][part])["tree"]
+        return self._own("parts", part)["tree"]
 
     def state(self, part: str, fetch: Callable[[str], Any] | None = None) -> Any:
         """Return the state dict of a part; `fetch` maps names to tensors, by default to whole ones.
@@ -142,17 +164,20 @@ class CheckpointReader:
         Raises:
             CheckpointError: there is no such part, or a file is damaged.
         """
-        return trees.decode(self.tree(part), fetch or self.read)
+        with on_disk(self.path):
+            return trees.decode(self.tree(part), fetch or self.read)
 
     # --- internals -----------------------------------------------------------------------------------
 
-    def _tensor(self, name: str) -> dict[str, Any]:
-        if name not in self._manifest["tensors"]:
-            raise checkpoint_error(self.path, f"{self.path} holds no tensor {name!r}.")
-        return self._own(name, self._manifest["tensors"][name])
-
-    def _own(self, name: str, values: list[dict[str, Any]]) -> dict[str, Any]:
+    def _own(self, kind: str, name: str) -> dict[str, Any]:
         """Return the value of this rank. On another number of ranks, or without an own one, it is the first rank's."""
+        if name not in self._manifest[kind]:
+            there = listed(self._manifest[kind]) or "nothing"
+            text = (
+                f"{self.path} holds no {name} among its {kind}, only {there}; leave it out, or use another checkpoint."
+            )
+            raise CheckpointError(text, path=str(self.path))
+        values = self._manifest[kind][name]
         if len(values) == 1:
             return values[0]
         for value in values:
@@ -163,38 +188,123 @@ class CheckpointReader:
         # Every rank takes the same one, so replicated values are equal again.
         return min(values, key=lambda value: value["ranks"])
 
-    def _open(self, path: Path, size_bytes: int) -> None:
-        with on_disk(path):
-            self._files[path.name] = file = open_file(path, links=False)
-        found = os.fstat(file.fileno()).st_size
-        if found != size_bytes:
-            raise checkpoint_error(
-                path, f"{path} has {found} bytes, but the manifest states {size_bytes}; it was truncated or replaced."
-            )
-
     def _fill(self, target: np.ndarray, common: Region, held: Region, name: str, block: dict[str, Any]) -> None:
         """Copy the region `common` of a block, which holds the region `held`, into `target`."""
-        offset, path = block["offset"], self.path / block["file"]
+        offset = block["offset"]
         # A checksum needs the whole block; without verification read only its needed rows.
         if not self.verify and held.shape:
             offset += (common.start[0] - held.start[0]) * prod(held.shape[1:]) * target.itemsize
-            held = Region((common.start[0], *held.start[1:]), (common.shape[0], *held.shape[1:]))
+            held = held.rows(common.start[0], common.shape[0])
         # Read straight into the result if the needed bytes are contiguous in it.
         in_place = common == held and target.flags.c_contiguous
         data = target if in_place else np.empty(held.shape, target.dtype)
-        with on_disk(path):
+        with on_disk(self.path / block["file"]):
+            place = f"bytes {offset} … {offset + data.nbytes} of {name}"
             count = read_into(self._files[block["file"]].fileno(), offset, raw(data))
-        if count != data.nbytes:
-            raise checkpoint_error(
-                path,
-                f"{path}: {name} needs {data.nbytes} bytes from {offset} on, but {count} were read; it was truncated.",
-            )
-        found = hashlib.sha256(raw(data)).hexdigest() if self.verify else block["sha256"]
-        if found != block["sha256"]:
-            raise checkpoint_error(
-                path,
-                f"{path}: bytes {offset} … {offset + count} of {name} have sha256 {found[:12]}…, "
-                f"but {block['sha256'][:12]}… were written; the file is damaged.",
-            )
+            if count != data.nbytes:
+                raise CheckpointError(f"{place}: only {count} could be read; it was truncated.")
+            found = hashlib.sha256(raw(data)).hexdigest() if self.verify else block["sha256"]
+            if found != block["sha256"]:
+                stated = block["sha256"][:12]
+                raise CheckpointError(f"{place} have sha256 {found[:12]}…, but {stated}… were written; it is damaged.")
         if not in_place:
             target[...] = data[common.inside(held)]
+
+
+def to_bytes(content: Mapping[str, Any]) -> bytes:
+    """Return the file of a manifest, given what follows its version. Raises CheckpointError if it is too large."""
+    rest = json.dumps({**FORMAT, **content}, allow_nan=False).encode()[1:] + b"\n"
+    # The checksum is the first entry and covers all bytes after its line, so it can be checked before JSON is parsed.
+    data = b'{"sha256": "%s",\n' % hashlib.sha256(rest).hexdigest().encode() + rest
+    if len(data) > MAX_BYTES:
+        raise CheckpointError(
+            f"it would have {len(data)} bytes, the limit is {MAX_BYTES}. Put large data into tensors instead of lists."
+        )
+    return data
+
+
+def from_bytes(content: bytes) -> dict[str, Any]:
+    """Read and check a manifest.
+
+    Raises:
+        CheckpointError: names the broken rule; the caller adds the path.
+    """
+    front = _FRONT.match(content)
+    if front is None:
+        raise CheckpointError("it does not begin with a checksum; it is not a manifest of this library.")
+    stated, found = front[1].decode(), hashlib.sha256(memoryview(content)[front.end() :]).hexdigest()
+    if found != stated:
+        raise CheckpointError(
+            f"its {len(content)} bytes have sha256 {found[:12]}…, but it states {stated[:12]}…: damaged."
+        )
+    try:
+        data = json.loads(content, parse_constant=no_constant)
+        _check(data)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"it is malformed: {type(error).__name__}: {str(error)[:200]}.") from None
+    return data
+
+
+def _check(data: Any) -> None:
+    """Check parsed JSON. Raises LookupError, TypeError, ValueError, AttributeError, CheckpointError."""
+    found = {key: data[key] for key in FORMAT}
+    if found != FORMAT:
+        raise CheckpointError(f"it has {str(found):.99}; this library reads {FORMAT}.")
+    files, tensors, parts = data["files"], data["tensors"], data["parts"]
+    _check_integers("step, world_size and the files' sizes", [data["step"], data["world_size"], *files.values()])
+    if not data["world_size"]:
+        raise ValueError("no rank saved it")
+    for name in files:
+        # No paths, so nothing outside of the directory is read.
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r:.80} is not a file name of a checkpoint")
+    size_bytes = sum(_check_copy(name, copy, files) for name, copies in tensors.items() for copy in copies)
+    # A small file must not expand into large tensors.
+    if size_bytes > sum(files.values()):
+        raise ValueError(f"the tensors have {size_bytes} bytes, the files {sum(files.values())}")
+    for name, variants in [*tensors.items(), *parts.items()]:
+        _check_ranks(name, [variant["ranks"] for variant in variants], data["world_size"])
+    # Decoding here also checks the trees' structure and references, before any object is touched.
+    for variant in (variant for variants in parts.values() for variant in variants):
+        trees.decode(variant["tree"], tensors.__getitem__)
+    trees.decode(data["extra"], trees.no_array)
+
+
+def _check_integers(what: str, values: Iterable[Any]) -> None:
+    # isinstance would accept True. NumPy's sizes are below 2**63.
+    if not all(type(value) is int and 0 <= value < 2**63 for value in values):
+        raise ValueError(f"{what} must be integers of 0 or more")
+
+
+def _check_ranks(name: str, ranks: Sequence[Any], world_size: int) -> None:
+    """Check that a rank has at most one value; None stands for all ranks."""
+    if ranks == [None]:
+        return
+    owners = [rank for some in ranks for rank in some]
+    _check_integers(f"the ranks of {name}", owners)
+    if not owners or max(owners) >= world_size or len(set(owners)) != len(owners):
+        raise ValueError(f"{name} has {len(ranks)} values, but needs one for each of {world_size} ranks")
+
+
+def _check_copy(name: str, copy: Any, files: Mapping[str, int]) -> int:
+    """Check a tensor as held by some of the ranks; return its size [bytes]."""
+    shape, itemsize = copy["shape"], DTYPES[copy["dtype"]].itemsize
+    _check_integers(f"the sizes of {name}", shape)
+    # Zero sizes are left out: NumPy bounds the others even if the tensor is empty.
+    if len(shape) > MAX_DIMS or prod(size for size in shape if size) * itemsize >= 2**63:
+        raise ValueError(f"{name} has shape {shape}, as no array can have")
+    count = 0
+    for block in copy["blocks"]:
+        start, sizes, offset, file = block["start"], block["shape"], block["offset"], block["file"]
+        _check_integers(f"the numbers of a block of {name}", [*start, *sizes, offset])
+        if any(low + size > whole for low, size, whole in zip(start, sizes, shape, strict=True)):
+            raise ValueError(f"{name} of shape {shape} has a block outside of it, {sizes} from {start} on")
+        end = offset + prod(sizes) * itemsize
+        if end > files[file]:
+            raise ValueError(f"{name} needs bytes {offset} … {end} of {file}, which has {files[file]}")
+        if len(block["sha256"]) != 64:
+            raise ValueError(f"{name} has a block without a checksum")
+        count += prod(sizes)
+    if count != prod(shape):
+        raise ValueError(f"{name} of shape {shape} has {prod(shape)} elements, its blocks {count}")
+    return count * itemsize

@@ -18,16 +18,7 @@ from simparallel.base.files import expanded, write_atomically
 from simparallel.errors import CheckpointError, StateDictError
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import (
-    CODES,
-    WRITTEN,
-    checkpoint_error,
-    host_array,
-    on_disk,
-    plan_file,
-    raw,
-    read_file,
-)
+from simparallel.train.checkpoint.arrays import CODES, host_array, listed, on_disk, plan_file, raw, read_file
 from simparallel.train.ddp_wrappers import bare
 
 # The key of our entry in the file's metadata, which other readers of the format ignore.
@@ -82,21 +73,14 @@ def load_checkpoint(
         missing, unused = _load_into(net, arrays, strict_load, str(path))
         # No name fits: this is another model, for which a warning would be too little.
         if len(missing) == len(bare(net).state_dict()) and missing:
-            raise checkpoint_error(
-                path,
-                f"{path} has nothing of this {type(net).__name__}: it holds {_listed(arrays)}, the model has "
-                f"{_listed(missing)}.",
-            )
+            holds = f"it holds {listed(arrays)}, the model has {listed(missing)}"
+            raise CheckpointError(f"{path} has nothing of this {type(net).__name__}: {holds}.", path=str(path))
         if missing or unused:
             who = type(bare(net)).__name__
-            told = [f"it has nothing for {_listed(missing)} of {who}"] if missing else []
-            told += [f"{who} has nothing called {_listed(sorted(unused))}"] if unused else []
-            warnings.warn(
-                f"{path}: {'; '.join(told)}. strict_load=True makes this an error; load_param_into_net returns the "
-                "names instead.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            told = [f"it has nothing for {listed(missing)} of {who}"] if missing else []
+            told += [f"{who} has nothing called {listed(sorted(unused))}"] if unused else []
+            hint = "strict_load=True makes this an error; load_param_into_net returns the names instead."
+            warnings.warn(f"{path}: {'; '.join(told)}. {hint}", RuntimeWarning, stacklevel=2)
     return arrays
 
 
@@ -158,7 +142,7 @@ def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
     metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
     plan = plan_file({name: (CODES[array.dtype], array.shape) for name, array in arrays.items()}, metadata)
     # A crash leaves the old file or the new one: the bytes are synced before the rename.
-    with on_disk(path, WRITTEN):
+    with on_disk(path, writing=True):
         write_atomically(path, plan.pieces(arrays), sync=True)
 
 
@@ -176,10 +160,9 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         if _SUM in note and note[_SUM] != _digest(arrays, note.get("tree")):
             raise ValueError("its bytes have another checksum than was written")
     except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise checkpoint_error(
-            path,
-            f"{path} ({len(content)} bytes) is damaged or not a safetensors file: {type(error).__name__}: {error}.",
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        text = f"{path} ({len(content)} bytes) is damaged or not a safetensors file: {reason}."
+        raise CheckpointError(text, path=str(path)) from None
     # Some versions of safetensors return views of read-only bytes.
     return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}, note
 
@@ -192,8 +175,3 @@ def _digest(arrays: Mapping[str, np.ndarray], tree: Any) -> str:
     for name in names:
         digest.update(raw(np.ascontiguousarray(arrays[name])))
     return digest.hexdigest()
-
-
-def _listed(names: Mapping[str, Any] | list[str]) -> str:
-    shown = list(names)[:3]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
