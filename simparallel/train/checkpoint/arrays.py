@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -20,8 +19,6 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import to_host
-from simparallel.base.files import open_file
-from simparallel.base.system import memory_size_bytes
 from simparallel.errors import CheckpointError
 
 # The unit of checksums: a verified read of a slice has to read whole blocks.
@@ -107,17 +104,6 @@ def on_disk(path: Path, writing: bool = False) -> Iterator[None]:
         if "path" in error.facts:
             raise
         raise CheckpointError(f"{path}: {error}", path=str(path)) from error.__cause__
-
-
-def read_file(path: Path, limit_bytes: int | None = None) -> bytes:
-    """Read a regular file of at most `limit_bytes`, by default the memory there is. Raises CheckpointError."""
-    with on_disk(path), open_file(path, links=False) as file:
-        # Checked first, so a huge file is refused without reading it.
-        size_bytes = os.fstat(file.fileno()).st_size
-        if 0 < (limit_bytes or memory_size_bytes()) < size_bytes:
-            limit = f"the limit is {limit_bytes}" if limit_bytes else "but the memory is too small for it"
-            raise CheckpointError(f"it has {size_bytes} bytes, {limit}.")
-        return file.read(size_bytes)
 
 
 def host_array(name: str, value: Any) -> np.ndarray:

@@ -14,13 +14,15 @@ from simparallel.errors import CheckpointError, LayoutError
 from simparallel.layout.layout import Layout
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import DTYPES, Claim, FilePlan, TensorSlice, describe, plan_file
+from simparallel.train.checkpoint.arrays import DTYPES, Claim, FilePlan, TensorSlice, describe, listed, plan_file
 from simparallel.train.checkpoint.reader import CheckpointReader
 from simparallel.train.ddp_wrappers import bare
 from simparallel.world.rank import get_rank
 
 # The prefix of parts that belong to one rank.
 OWN = "own."
+# Name -> the entries of a manifest.
+Entries = dict[str, list[dict[str, Any]]]
 # The layout of a tensor, if it is cut, and its global shape, if known.
 _Place = tuple[Layout | None, tuple[int, ...] | None]
 
@@ -156,9 +158,7 @@ def file_name(rank: int) -> str:
     return f"rank_{rank}.safetensors"
 
 
-def make_plan(
-    claims_by_rank: Sequence[Mapping[str, Claim]],
-) -> tuple[dict[str, list[dict[str, Any]]], dict[int, FilePlan]]:
+def make_plan(claims_by_rank: Sequence[Mapping[str, Claim]]) -> tuple[Entries, dict[int, FilePlan]]:
     """Assign writers: each value is written once, the bytes balanced over the ranks that hold it.
 
     Returns:
@@ -173,33 +173,30 @@ def make_plan(
             _check_slices(name, values)
     entries: dict[int, dict[str, Any]] = {}
     written_bytes = [0] * len(claims_by_rank)
-    writers: dict[tuple[str, Claim], int] = {}
     # Greedy balance: the largest pieces first, each to the holder that has written the fewest bytes so far.
     pieces = [(name, claim, ranks) for name, values in values_of.items() for claim, ranks in values]
     for name, claim, ranks in sorted(pieces, key=lambda piece: -piece[1].size_bytes):
         writer = min(ranks, key=lambda rank: (written_bytes[rank], rank))
         written_bytes[writer] += claim.size_bytes
         entries.setdefault(writer, {})[name] = claim.code, claim.region.shape
-        writers[name, claim] = writer
     files = {rank: plan_file(entries[rank], {"format": "np"}) for rank in sorted(entries)}
-    tensors: dict[str, list[dict[str, Any]]] = {}
-    for name, values in values_of.items():
-        copies = tensors[name] = []
-        for claim, ranks in values:
-            # Slices together are one tensor; whole tensors that differ are one copy for each value.
-            if not (claim.sliced and copies):
-                owners = None if claim.sliced else _owners(ranks, len(claims_by_rank))
-                copies.append({"ranks": owners, "dtype": claim.code, "shape": claim.shape, "blocks": []})
-            writer = writers[name, claim]
-            offset = files[writer].offsets[name]
-            for region, sha256 in claim.blocks:
-                block = {**region._asdict(), "file": file_name(writer), "offset": offset, "sha256": sha256}
-                copies[-1]["blocks"].append(block)
-                offset += prod(region.shape) * DTYPES[claim.code].itemsize
+    tensors: Entries = {name: [] for name in values_of}
+    for name, claim, ranks in pieces:
+        # Slices together are one tensor; whole tensors that differ are one copy for each value.
+        if not (claim.sliced and tensors[name]):
+            owners = None if claim.sliced else _owners(ranks, len(claims_by_rank))
+            tensors[name].append({"ranks": owners, "dtype": claim.code, "shape": claim.shape, "blocks": []})
+        # A rank holds one value of a name.
+        writer = next(rank for rank in ranks if name in entries.get(rank, ()))
+        offset = files[writer].offsets[name]
+        for region, sha256 in claim.blocks:
+            block = {**region._asdict(), "file": file_name(writer), "offset": offset, "sha256": sha256}
+            tensors[name][-1]["blocks"].append(block)
+            offset += prod(region.shape) * DTYPES[claim.code].itemsize
     return tensors, files
 
 
-def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> Entries:
     """Merge the ranks' plain data: one entry if all ranks agree, else one for each value with its ranks."""
     # Unlike ==, the text distinguishes 1, 1.0 and True.
     values_of = _by_value(trees_by_rank, lambda tree: json.dumps(tree, sort_keys=True))
@@ -227,23 +224,15 @@ def _owners(ranks: list[int], world_size: int) -> list[int] | None:
 
 def _check_slices(name: str, values: Sequence[tuple[Claim, list[int]]]) -> None:
     """Check that the ranks' slices belong to one tensor and tile it. Raises CheckpointError."""
-    (first, owners), regions = values[0], [claim.region for claim, _ in values]
-    for claim, ranks in values:
-        if claim[:3] != first[:3]:
-            texts = [f"{x.code} {x.shape}{'' if x.sliced else ', not sliced'}" for x in (first, claim)]
-            raise CheckpointError(f"{name} differs: rank {owners[0]}: {texts[0]}; rank {ranks[0]}: {texts[1]}.")
-    starts = np.array([region.start for region in regions])
-    stops = starts + [region.shape for region in regions]
-    # Regions share an element if they overlap in every dim.
-    shared = (np.maximum(starts, starts[:, None]) < np.minimum(stops, stops[:, None])).all(2)
-    for one, other in np.argwhere(np.triu(shared, 1)).tolist():
-        raise CheckpointError(
-            f"{name}: ranks {values[one][1][0]} and {values[other][1][0]} hold slices that overlap, {regions[one]} and "
-            f"{regions[other]}; only equal slices with equal values may."
-        )
-    # Without overlaps, slices of as many elements as the tensor has are all of it.
-    covered = sum(prod(region.shape) for region in regions)
-    if covered != prod(first.shape):
-        raise CheckpointError(
-            f"{name} of shape {first.shape} has {prod(first.shape)} elements, the ranks hold {covered}."
-        )
+    fits = len({(claim.code, claim.shape, claim.sliced) for claim, _ in values}) == 1
+    if fits:
+        starts = np.array([claim.region.start for claim, _ in values])
+        stops = starts + [claim.region.shape for claim, _ in values]
+        # Regions share an element if they overlap in every dim.
+        shared = (np.maximum(starts, starts[:, None]) < np.minimum(stops, stops[:, None])).all(2)
+        # Without overlaps, slices of as many elements as the tensor has are all of it.
+        covered = sum(prod(claim.region.shape) for claim, _ in values)
+        fits = not np.triu(shared, 1).any() and covered == prod(values[0][0].shape)
+    if not fits:
+        held = [f"rank {ranks[0]} {claim.region} of {claim.code} {claim.shape}" for claim, ranks in values]
+        raise CheckpointError(f"{name}: the ranks do not hold each element of one tensor once, but {listed(held)}.")

@@ -21,15 +21,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from simparallel.base.files import expanded, no_constant, open_file, read_into
+from simparallel.base.files import expanded, no_constant, open_file, read_into, read_limited
 from simparallel.errors import CheckpointError
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import DTYPES, Region, listed, on_disk, raw, read_file
+from simparallel.train.checkpoint.arrays import DTYPES, Region, listed, on_disk, raw
 
 MANIFEST = "manifest.json"
 FORMAT = {"format": "simparallel checkpoint", "version": 1}
@@ -76,29 +77,24 @@ class CheckpointReader:
         self.rank, self._own_size, self.verify = rank, world_size, verify
         self.stood_in: list[str] = []
         with on_disk(self.path / MANIFEST):
-            self._manifest = from_bytes(read_file(self.path / MANIFEST, MAX_BYTES))
+            self._manifest = from_bytes(read_limited(self.path / MANIFEST, MAX_BYTES, links=False))
         self.digest: str = self._manifest["sha256"]
         self.step, self.world_size = self._manifest["step"], self._manifest["world_size"]
         self.extra = trees.decode(self._manifest["extra"], trees.no_array)
         self._files: dict[str, BinaryIO] = {}
         # Open and check all files now: a missing or truncated one is found before anything is restored from the others.
-        try:
+        with ExitStack() as opened:
             for name, size_bytes in self._manifest["files"].items():
                 with on_disk(self.path / name):
-                    self._files[name] = open_file(self.path / name, links=False)
+                    self._files[name] = opened.enter_context(open_file(self.path / name, links=False))
                     found = os.fstat(self._files[name].fileno()).st_size
                     if found != size_bytes:
-                        raise CheckpointError(
-                            f"it has {found} bytes, the manifest states {size_bytes}; it was truncated or replaced."
-                        )
-        except BaseException:
-            self.close()
-            raise
+                        text = f"it has {found} bytes, the manifest states {size_bytes}; it was truncated or replaced."
+                        raise CheckpointError(text)
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files = {}
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -173,9 +169,7 @@ class CheckpointReader:
         """Return the value of this rank. On another number of ranks, or without an own one, it is the first rank's."""
         if name not in self._manifest[kind]:
             there = listed(self._manifest[kind]) or "nothing"
-            text = (
-                f"{self.path} holds no {name} among its {kind}, only {there}; leave it out, or use another checkpoint."
-            )
+            text = f"{self.path} holds no {name} among its {kind}, only {there}; leave it out, or use another."
             raise CheckpointError(text, path=str(self.path))
         values = self._manifest[kind][name]
         if len(values) == 1:
@@ -203,10 +197,10 @@ class CheckpointReader:
             count = read_into(self._files[block["file"]].fileno(), offset, raw(data))
             if count != data.nbytes:
                 raise CheckpointError(f"{place}: only {count} could be read; it was truncated.")
-            found = hashlib.sha256(raw(data)).hexdigest() if self.verify else block["sha256"]
-            if found != block["sha256"]:
-                stated = block["sha256"][:12]
-                raise CheckpointError(f"{place} have sha256 {found[:12]}…, but {stated}… were written; it is damaged.")
+            stated = block["sha256"]
+            found = hashlib.sha256(raw(data)).hexdigest() if self.verify else stated
+            if found != stated:
+                raise CheckpointError(f"{place} have sha256 {found:.12}…, but {stated!s:.12}… was written: damaged.")
         if not in_place:
             target[...] = data[common.inside(held)]
 
@@ -234,9 +228,7 @@ def from_bytes(content: bytes) -> dict[str, Any]:
         raise CheckpointError("it does not begin with a checksum; it is not a manifest of this library.")
     stated, found = front[1].decode(), hashlib.sha256(memoryview(content)[front.end() :]).hexdigest()
     if found != stated:
-        raise CheckpointError(
-            f"its {len(content)} bytes have sha256 {found[:12]}…, but it states {stated[:12]}…: damaged."
-        )
+        raise CheckpointError(f"it has sha256 {found[:12]}…, but states {stated[:12]}…; it is damaged.")
     try:
         data = json.loads(content, parse_constant=no_constant)
         _check(data)
@@ -251,13 +243,12 @@ def _check(data: Any) -> None:
     if found != FORMAT:
         raise CheckpointError(f"it has {str(found):.99}; this library reads {FORMAT}.")
     files, tensors, parts = data["files"], data["tensors"], data["parts"]
-    _check_integers("step, world_size and the files' sizes", [data["step"], data["world_size"], *files.values()])
-    if not data["world_size"]:
-        raise ValueError("no rank saved it")
-    for name in files:
-        # No paths, so nothing outside of the directory is read.
-        if not _FILE_NAME.fullmatch(name):
-            raise ValueError(f"{name!r:.80} is not a file name of a checkpoint")
+    # At least one rank saved it.
+    counts = [data["step"], data["world_size"] - 1, *files.values()]
+    _check_integers("step, world_size and the files' sizes", counts)
+    # No paths, so nothing outside of the directory is read.
+    if not all(map(_FILE_NAME.fullmatch, files)):
+        raise ValueError(f"{list(files)!r:.99} are not file names of a checkpoint")
     size_bytes = sum(_check_copy(name, copy, files) for name, copies in tensors.items() for copy in copies)
     # A small file must not expand into large tensors.
     if size_bytes > sum(files.values()):
@@ -295,15 +286,13 @@ def _check_copy(name: str, copy: Any, files: Mapping[str, int]) -> int:
         raise ValueError(f"{name} has shape {shape}, as no array can have")
     count = 0
     for block in copy["blocks"]:
-        start, sizes, offset, file = block["start"], block["shape"], block["offset"], block["file"]
+        start, sizes, offset, file, _ = (block[key] for key in ("start", "shape", "offset", "file", "sha256"))
         _check_integers(f"the numbers of a block of {name}", [*start, *sizes, offset])
         if any(low + size > whole for low, size, whole in zip(start, sizes, shape, strict=True)):
             raise ValueError(f"{name} of shape {shape} has a block outside of it, {sizes} from {start} on")
         end = offset + prod(sizes) * itemsize
         if end > files[file]:
             raise ValueError(f"{name} needs bytes {offset} … {end} of {file}, which has {files[file]}")
-        if len(block["sha256"]) != 64:
-            raise ValueError(f"{name} has a block without a checksum")
         count += prod(sizes)
     if count != prod(shape):
         raise ValueError(f"{name} of shape {shape} has {prod(shape)} elements, its blocks {count}")

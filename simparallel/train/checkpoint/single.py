@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,11 +15,12 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from simparallel.base.files import expanded, write_atomically
+from simparallel.base.files import expanded, open_file, write_atomically
+from simparallel.base.system import memory_size_bytes
 from simparallel.errors import CheckpointError, StateDictError
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import CODES, host_array, listed, on_disk, plan_file, raw, read_file
+from simparallel.train.checkpoint.arrays import CODES, host_array, listed, on_disk, plan_file, raw
 from simparallel.train.ddp_wrappers import bare
 
 # The key of our entry in the file's metadata, which other readers of the format ignore.
@@ -70,7 +72,8 @@ def load_checkpoint(
     path = expanded(ckpt_file_name)
     arrays, _ = _read(path)
     if net is not None:
-        missing, unused = _load_into(net, arrays, strict_load, str(path))
+        with on_disk(path):
+            missing, unused = load_param_into_net(net, arrays, strict_load)
         # No name fits: this is another model, for which a warning would be too little.
         if len(missing) == len(bare(net).state_dict()) and missing:
             holds = f"it holds {listed(arrays)}, the model has {listed(missing)}"
@@ -100,14 +103,10 @@ def load_param_into_net(
     Raises:
         CheckpointError: lists the misfits; the model stays unchanged.
     """
-    return _load_into(net, parameter_dict, strict_load, "load_param_into_net")
-
-
-def _load_into(net: Module, parameter_dict: Mapping[str, Any], strict: bool, who: str) -> tuple[list[str], list[str]]:
     try:
-        return tuple(bare(net).load_state_dict(parameter_dict, strict=strict))
+        return tuple(bare(net).load_state_dict(parameter_dict, strict=strict_load))
     except StateDictError as error:
-        raise CheckpointError(f"{who}: {error}", path=who) from error
+        raise CheckpointError(str(error)) from error
 
 
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
@@ -149,7 +148,11 @@ def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the arrays, and the metadata entry that `_write` adds. Raises CheckpointError."""
     # Once into memory: the checksum and the arrays are then of the same bytes.
-    content = read_file(path)
+    with on_disk(path), open_file(path, links=False) as file:
+        # A sparse file may have any size.
+        if 0 < memory_size_bytes() < os.fstat(file.fileno()).st_size:
+            raise OSError(errno.ENOMEM, "the memory is too small for it")
+        content = file.read()
     try:
         # The library's order is random; sort, so that equal files load in one order.
         arrays = dict(sorted(safetensors.numpy.load(content).items()))
