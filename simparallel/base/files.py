@@ -232,16 +232,18 @@ def open_file(path: str | os.PathLike[str], *, links: bool = True) -> BinaryIO:
     return file
 
 
-def read_limited(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
-    """Return the contents of a regular file.
+def read_limited(path: str | os.PathLike[str], limit_bytes: int, *, links: bool = True) -> bytes:
+    """Return the contents of a regular file; `links` as in `open_file`.
 
     Raises:
         OSError: as `open_file`, or the file is larger than the limit.
     """
-    with open_file(path) as file:
+    with open_file(path, links=links) as file:
         # A sparse file may have any size. Files of /proc have none.
-        is_large = os.fstat(file.fileno()).st_size > limit_bytes
-        data = b"" if is_large else file.read(limit_bytes + 1)
+        size_bytes = os.fstat(file.fileno()).st_size
+        is_large = size_bytes > limit_bytes
+        # Not more than there is: Python allocates as many bytes as it is asked for.
+        data = b"" if is_large else file.read((size_bytes or limit_bytes) + 1)
     if is_large or len(data) > limit_bytes:
         raise OSError(0, f"it has more than {limit_bytes} bytes, the most that is read")
     return data

@@ -283,7 +283,7 @@ def test_damaged_checkpoint_falls_back_with_warning(tmp_path):
     damaged = manager.save(2, model=model) / "rank_0.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
 
-    with pytest.warns(RuntimeWarning, match=r"rank_0\.safetensors has .* Going back to .*ckpt-000001"):
+    with pytest.warns(RuntimeWarning, match=r"rank_0\.safetensors: it has .* Going back to .*ckpt-000001"):
         assert manager.restore(model=model).step == 1
     equal(model.state_dict(), before)
     with refused(CheckpointError):

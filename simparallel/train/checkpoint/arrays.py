@@ -1,17 +1,18 @@
-"""Arrays as bytes: the safetensors layout, and tensor slices cut into blocks with checksums.
+"""Arrays in files: the safetensors layout, and tensor slices cut into blocks with checksums.
 
 A file is 8 bytes of header length, a JSON header, and the arrays without gaps, in C order and
-little-endian (https://github.com/huggingface/safetensors). We read with that library but write here,
-because it can neither stream nor sync to disk.
+little-endian (https://github.com/huggingface/safetensors). We read with that library but write here, because before
+version 0.8 it copies all arrays first, and because all writes go through `Files`, where tests cut them off.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from simparallel.errors import CheckpointError
 
 # The unit of checksums: a verified read of a slice has to read whole blocks.
 BLOCK_BYTES = 8 << 20
-HEADER_ALIGNMENT = 8
 _CODES = {
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "|b1", "C64": "<c8",
     "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "|u1", "U16": "<u2", "U32": "<u4", "U64": "<u8",
@@ -52,21 +52,25 @@ class Region(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, who: str, global_shape: Sequence[int], slices: Sequence[slice] | None) -> Region:
+    def of(cls, name: str, global_shape: Sequence[int], slices: Sequence[slice] | None) -> Region:
         """Return the region of `slices`; None means all of it. Raises CheckpointError if it does not fit."""
         if slices is None:
             return cls((0,) * len(global_shape), tuple(global_shape))
+        if len(slices) != len(global_shape):
+            raise CheckpointError(f"{name}: {len(slices)} slices do not fit shape {tuple(global_shape)}.")
         start, shape = [], []
-        for part, size in zip(slices, global_shape, strict=False):
+        for part, size in zip(slices, global_shape, strict=True):
             low = 0 if part.start is None else int(part.start)
             high = size if part.stop is None else int(part.stop)
             if not 0 <= low <= high <= size or part.step not in (None, 1):
-                raise CheckpointError(f"{who}: {part} is outside a dim of size {size}.")
+                raise CheckpointError(f"{name}: {part} is outside a dim of size {size}.")
             start.append(low)
             shape.append(high - low)
-        if len(slices) != len(global_shape):
-            raise CheckpointError(f"{who}: {len(slices)} slices do not fit shape {tuple(global_shape)}.")
         return cls(tuple(start), tuple(shape))
+
+    def rows(self, start: int, count: int) -> Region:
+        """Return the part from index `start` of the tensor's first dim on; a region without dims is one row."""
+        return Region((start, *self.start[1:]), (count, *self.shape[1:])) if self.shape else self
 
     def common(self, other: Region) -> Region | None:
         """Return the intersection of two regions, None if it is empty."""
@@ -81,13 +85,25 @@ class Region(NamedTuple):
         return (*(slice(low, low + size) for low, size in zip(lows, self.shape, strict=True)), ...)
 
 
-class Block(NamedTuple):
-    """A region, stored contiguously in a file."""
+def listed(names: Collection[str]) -> str:
+    """Return the first names, for a message."""
+    return ", ".join(list(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
-    region: Region
-    file: str
-    offset: int  # in the file [bytes]
-    sha256: str
+
+@contextmanager
+def on_disk(path: Path, writing: bool = False) -> Iterator[None]:
+    """Turn what goes wrong with a file or directory into a CheckpointError that names it, in the text and as `path`."""
+    doing = "written; earlier checkpoints are unchanged" if writing else "read"
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or repr(error)
+        raise CheckpointError(f"{path} cannot be {doing}: {reason}.", path=str(path)) from error
+    except CheckpointError as error:
+        # An inner block has named the file; this one would name its directory.
+        if "path" in error.facts:
+            raise
+        raise CheckpointError(f"{path}: {error}", path=str(path)) from error.__cause__
 
 
 def host_array(name: str, value: Any) -> np.ndarray:
@@ -111,29 +127,49 @@ def raw(array: np.ndarray) -> memoryview:
     return memoryview(data)
 
 
-def cut(region: Region, itemsize: int) -> Iterator[tuple[Region, int, int]]:
-    """Cut a C-ordered array that holds `region` into blocks of whole rows: (region, first byte, bytes)."""
-    shape = region.shape
-    rows = shape[0] if shape else 1
-    row_bytes = prod(shape[1:]) * itemsize
+class Claim(NamedTuple):
+    """A rank's description of the tensor, or slice of one, that it holds."""
+
+    # The dtype, as safetensors spells it.
+    code: str
+    # The global shape.
+    shape: tuple[int, ...]
+    # False: a whole tensor of this rank, which may differ from other ranks' tensors.
+    sliced: bool
+    # The slice that this rank holds.
+    region: Region
+    # Its blocks with their SHA-256: ranks compare values without sending them.
+    blocks: tuple[tuple[Region, str], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.region.shape) * DTYPES[self.code].itemsize
+
+
+def describe(name: str, value: Any) -> tuple[np.ndarray, Claim]:
+    """Return a tensor or `TensorSlice` as an array on the host, and its description. Raises CheckpointError."""
+    sliced = isinstance(value, TensorSlice)
+    array = host_array(name, value.array if sliced else value)
+    shape = tuple(value.global_shape) if sliced else array.shape
+    region = Region.of(name, shape, value.slices if sliced else None)
+    if region.shape != array.shape:
+        raise CheckpointError(f"{name}: the slice has shape {region.shape}, the array {array.shape}.")
+    return array, Claim(CODES[array.dtype], shape, sliced, region, blocks(region, array))
+
+
+def blocks(region: Region, array: np.ndarray) -> tuple[tuple[Region, str], ...]:
+    """Cut a C-ordered array that holds `region` into blocks of whole rows; return their regions and SHA-256."""
+    data = raw(array)
     # An empty array has no bytes, hence no blocks.
-    if not rows * row_bytes:
-        return
+    if not data:
+        return ()
+    first, rows = (region.start[0], region.shape[0]) if region.shape else (0, 1)
+    row_bytes = len(data) // rows
     # Whole rows are contiguous in the file. A row that is larger than a block is a block of its own.
     step = max(1, BLOCK_BYTES // row_bytes)
-    for first in range(0, rows, step):
-        count = min(step, rows - first)
-        part = region
-        if count < rows:
-            part = Region((region.start[0] + first, *region.start[1:]), (count, *shape[1:]))
-        yield part, first * row_bytes, count * row_bytes
-
-
-def digests(region: Region, array: np.ndarray) -> tuple[str, ...]:
-    """Return the SHA-256 of each block, in the order of `cut`."""
-    data = raw(array)
+    parts = [(row, data[row * row_bytes : (row + step) * row_bytes]) for row in range(0, rows, step)]
     return tuple(
-        hashlib.sha256(data[start : start + size]).hexdigest() for _, start, size in cut(region, array.dtype.itemsize)
+        (region.rows(first + row, len(part) // row_bytes), hashlib.sha256(part).hexdigest()) for row, part in parts
     )
 
 
@@ -141,33 +177,39 @@ class FilePlan(NamedTuple):
     """The offset of each array in a file, computed from names, dtypes and shapes alone."""
 
     header: bytes
-    # Name -> first byte in the file.
+    # Name -> first byte in the file, in the order of the file.
     offsets: dict[str, int]
     size_bytes: int
 
+    def pieces(self, arrays: Mapping[str, np.ndarray]) -> Iterator[Any]:
+        """Yield the bytes of the file array by array, without a copy of the whole."""
+        yield self.header
+        for name in self.offsets:
+            yield raw(arrays[name])
 
-def plan_file(
-    entries: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
-) -> FilePlan:
+
+def plan_file(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> FilePlan:
     """Lay out arrays in a file, the widest dtypes first, so that each array is aligned.
+
+    Args:
+        entries: name -> dtype, as safetensors spells it, and shape.
+        metadata: texts for the header.
 
     Raises:
         CheckpointError: a name that the format does not allow.
     """
     if "__metadata__" in entries:
         raise CheckpointError("no array can have the name '__metadata__', which the format reserves.")
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offsets, end = {}, 0
     # Descending item sizes need no padding: each offset is a multiple of every later item size.
-    order = sorted(entries, key=lambda name: (-entries[name][0].itemsize, name))
-    sizes = [entries[name][0].itemsize * prod(entries[name][1]) for name in order]
-    stops = list(accumulate(sizes))
-    # Offsets in the header count from its end, as the format requires; `starts` counts from the start of the file.
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    for name, size, stop in zip(order, sizes, stops, strict=True):
-        dtype, shape = entries[name]
-        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [stop - size, stop]}
+    for name in sorted(entries, key=lambda name: (-DTYPES[entries[name][0]].itemsize, name)):
+        code, shape = entries[name]
+        offsets[name], end = end, end + prod(shape) * DTYPES[code].itemsize
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [offsets[name], end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     # Pad the header, so that the arrays begin at a multiple of 8.
-    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    text += b" " * (-len(text) % 8)
     front = len(text).to_bytes(8, "little") + text
-    starts = {name: len(front) + stop - size for name, size, stop in zip(order, sizes, stops, strict=True)}
-    return FilePlan(front, starts, len(front) + (stops[-1] if stops else 0))
+    # Offsets in the header count from its end, as the format requires; ours count from the start of the file.
+    return FilePlan(front, {name: len(front) + offset for name, offset in offsets.items()}, len(front) + end)

@@ -19,23 +19,21 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from simparallel.base.checks import check_integer
 from simparallel.base.files import FILES, Files, expanded, make_directories, remove_tree, write_file
 from simparallel.comm import Group, current
-from simparallel.errors import CheckpointError, LayoutError
+from simparallel.errors import CheckpointError
 from simparallel.layout.layout import Layout
-from simparallel.train.checkpoint.barriers import Team, checkpoint_error, on_disk
-from simparallel.train.checkpoint.manifest import MAX_BYTES, Manifest
-from simparallel.train.checkpoint.parts import OWN, Contents, Parts
-from simparallel.train.checkpoint.plan import file_name, make_plan, merge_parts
-from simparallel.train.checkpoint.reader import MANIFEST, CheckpointReader, unreadable
+from simparallel.train.checkpoint.arrays import listed, on_disk
+from simparallel.train.checkpoint.contents import OWN, Contents, Parts, file_name, make_plan, merge_parts
+from simparallel.train.checkpoint.reader import MANIFEST, CheckpointReader, to_bytes
+from simparallel.train.checkpoint.team import Team
 
 # At least 6 and 4 digits, so that a listing is sorted in usual runs; larger numbers still match.
 _NAME = re.compile(r"ckpt-([0-9]{6,18})-([0-9]{4,18})")
@@ -116,14 +114,13 @@ class CheckpointManager:
             CheckpointError: there is none, or it is damaged.
         """
         communicator, path = current(), self.path(step)
-        while True:
-            try:
-                return CheckpointReader(path, communicator.rank, communicator.world_size, verify)
-            except CheckpointError:
-                before, path = path, self.path(step)
-                if path == before:
-                    # Otherwise retry: a concurrent training run has replaced the checkpoint.
-                    raise
+        try:
+            return CheckpointReader(path, communicator.rank, communicator.world_size, verify)
+        except CheckpointError:
+            if path == self.path(step):
+                raise
+        # A concurrent training run has replaced the checkpoint.
+        return self.open(step, verify=verify)
 
     # --- saving --------------------------------------------------------------------------------------
 
@@ -174,36 +171,37 @@ class CheckpointManager:
             state, as `state_dict()` makes it.
         """
         team = Team(group)
-        name, contents = "", Contents(team.communicator.rank)
-        with team.attempt():
-            if team.rank == 0:
-                name = self._begin(step)
-            objects = {
-                "model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler,
-            }  # fmt: skip
-            contents.add(Parts(objects, random, layouts, own), tensors or {}, extra)
+        name, contents = "", Contents(Parts(), {}, None)
         try:
             # The ranks agree three times: on the contents, after writing the files, and after the rename. A failure on
             # one rank raises on all of them at the next agreement.
+            with team.attempt():
+                if team.rank == 0:
+                    name = self._begin(step)
+                parts = Parts(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
+                contents = Contents(parts, tensors or {}, extra)
             told = team.agree((name, contents.claims, contents.trees))
             # Only the first rank has made a name; all write into its directory.
             temporary = self.directory / told[0][0]
             with team.attempt():
                 # Every rank computes the same plan from the same claims, so it need not be sent.
-                plan = make_plan([claims for _, claims, _ in told])
-                if team.rank in plan.files:
-                    path, file = temporary / file_name(team.rank), plan.files[team.rank]
-                    with on_disk(path, file.size_bytes):
-                        # Synced here, before the agreement: the manifest and the rename follow only when all data are
-                        # on disk.
-                        write_file(path, contents.pieces(file), sync=True, files=self._files)
+                tensors_of_all, files = make_plan([claims for _, claims, _ in told])
+                if team.rank in files:
+                    # Synced here, before the agreement: the manifest and the rename follow only when all data are on
+                    # disk.
+                    self._write(temporary / file_name(team.rank), files[team.rank].pieces(contents.arrays))
             team.agree()
             final = self.directory / told[0][0].partition(".tmp-")[0]
             with team.attempt():
                 if team.rank == 0:
-                    # The manifest is written last, by one rank, after all files that it describes.
-                    parts = merge_parts([trees for _, _, trees in told])
-                    manifest = Manifest(step, team.size, plan.file_sizes(), plan.tensors, parts, contents.extra)
+                    manifest = {
+                        "step": step,
+                        "world_size": team.size,
+                        "files": {file_name(rank): file.size_bytes for rank, file in files.items()},
+                        "tensors": tensors_of_all,
+                        "parts": merge_parts([trees for _, _, trees in told]),
+                        "extra": contents.extra,
+                    }
                     self._commit(temporary, final, manifest)
                     # Only now: until the rename is on disk, the older checkpoints may be the only complete ones.
                     self._prune()
@@ -263,30 +261,27 @@ class CheckpointManager:
             the old one, for a roll-back if any rank fails.
         """
         team = Team(group)
-        candidates: list[Path] = []
         # A placeholder, in case the attempt below fails before it is replaced.
-        parts = Parts({}, False)
+        parts = Parts()
         with team.attempt():
-            if team.rank == 0:
-                candidates = self._candidates(step)
-            objects = {
-                "model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler,
-            }  # fmt: skip
-            parts = Parts(objects, random, layouts, own)
-        # Only the first rank lists the directory: the ranks might otherwise see different checkpoints in it.
-        candidates = team.agree(candidates)[0]
+            parts = Parts(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
+        failed: list[Path] = []
+        error = None
         while True:
-            path = candidates[0]
+            path = None
+            with team.attempt():
+                # Only the first rank lists the directory: the ranks might otherwise see different checkpoints in it.
+                if team.rank == 0:
+                    path = self._next(step, failed, error)
+            path = team.agree(path)[0]
+            if path is None:
+                assert error is not None
+                raise error
             try:
                 reader, states = read_states(team, path, parts, verify)
                 break
-            except CheckpointError as error:
-                with team.attempt():
-                    if team.rank == 0:
-                        candidates = self._other_candidates(step, candidates, error)
-                candidates = team.agree(candidates)[0]
-                if not candidates:
-                    raise
+            except CheckpointError as caught:
+                failed, error = [*failed, path], caught
         load_states(team, reader, parts, states)
         return Restored(reader.step, reader.extra, path, reader.world_size)
 
@@ -296,32 +291,28 @@ class CheckpointManager:
         """Make the temporary directory and return its name."""
         if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
             raise CheckpointError(f"CheckpointManager.save: step={step!r} must be an integer of 0 or more.")
-        with on_disk(self.directory):
+        with on_disk(self.directory, writing=True):
             make_directories(self.directory, self._files)
             self._remove_leftovers()
-        saved = self._saved()
-        # The serial number orders checkpoints by time of saving: a resumed run may save a smaller step again.
-        serial = saved[-1].serial + 1 if saved else 1
-        name = f"ckpt-{step:06d}-{serial:04d}.tmp-{secrets.token_hex(8)}"
-        with on_disk(self.directory / name):
+            saved = self._saved()
+            # The serial number orders checkpoints by time of saving: a resumed run may save a smaller step again.
+            serial = saved[-1].serial + 1 if saved else 1
+            name = _temporary(f"ckpt-{step:06d}-{serial:04d}")
             self._files.make_directory(self.directory / name)
         return name
 
-    def _commit(self, temporary: Path, final: Path, manifest: Manifest) -> None:
+    def _write(self, path: Path, pieces: Iterable[Any]) -> None:
+        with on_disk(path, writing=True):
+            write_file(path, pieces, sync=True, files=self._files)
+
+    def _commit(self, temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
         """Write the manifest, sync, and give the directory its final name."""
-        content = manifest.to_bytes()
-        path = temporary / MANIFEST
-        if len(content) > MAX_BYTES:
-            raise checkpoint_error(
-                path,
-                f"{path} would have {len(content)} bytes, the limit is {MAX_BYTES}. Put large data into tensors "
-                "instead of lists.",
-            )
-        with on_disk(path, len(content)):
-            write_file(path, [content], sync=True, files=self._files)
+        with on_disk(temporary / MANIFEST, writing=True):
+            # Last, by one rank, after all files that it describes.
+            self._write(temporary / MANIFEST, [to_bytes(manifest)])
+        with on_disk(final, writing=True):
             # The names of the files must be on disk before the rename that makes them a checkpoint.
             self._files.sync_directory(temporary)
-        with on_disk(final):
             self._files.rename(temporary, final)
             # The rename is the commit point; syncing its directory makes the new name survive a power failure.
             self._files.sync_directory(self.directory)
@@ -330,8 +321,7 @@ class CheckpointManager:
         """Remove all but the last `keep`. Rename first: a crash must not leave half a checkpoint under its name."""
         saved = self._saved()
         # A step that was saved again counts once, by its last save.
-        stay = [entry for entry in saved if not any(o.step == entry.step and o > entry for o in saved)]
-        stay = stay[-self.keep :]
+        stay = sorted({entry.step: entry for entry in saved}.values())[-self.keep :]
         try:
             for entry in saved:
                 if entry not in stay:
@@ -350,44 +340,33 @@ class CheckpointManager:
 
     def _saved(self) -> list[Saved]:
         """List the complete checkpoints, in the order of saving."""
-        try:
-            with os.scandir(self.directory) as entries:
-                found = [
-                    Saved(int(match[2]), int(match[1]), Path(entry.path))
-                    for entry in entries
-                    if (match := _NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
-                ]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise unreadable(self.directory, error) from None
-        return sorted(found)
+        with on_disk(self.directory), suppress(FileNotFoundError), os.scandir(self.directory) as entries:
+            return sorted(
+                Saved(int(match[2]), int(match[1]), Path(entry.path))
+                for entry in entries
+                if (match := _NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
+            )
+        return []
 
     def _candidates(self, step: int | None) -> list[Path]:
         """List the checkpoints to try, in order. Raises CheckpointError if there is none."""
-        saved = self._saved()[::-1]
-        if not saved:
-            raise checkpoint_error(self.directory, f"{self.directory} holds no checkpoint.")
-        # Any older checkpoint can replace a damaged last one, but not a step that was requested by number.
-        if step is None:
-            return [entry.path for entry in saved]
-        paths = [entry.path for entry in saved if entry.step == step]
+        paths = [entry.path for entry in self._saved()[::-1] if step in (None, entry.step)]
         if not paths:
-            raise checkpoint_error(
-                self.directory, f"{self.directory} holds no checkpoint of step {step!r}, only of {self.steps()}."
-            )
-        return paths[:1]
+            which = "" if step is None else f" of step {step!r}, only of {self.steps()}"
+            raise CheckpointError(f"{self.directory} holds no checkpoint{which}.", path=str(self.directory))
+        return paths
 
-    def _other_candidates(self, step: int | None, candidates: list[Path], error: CheckpointError) -> list[Path]:
-        """List the checkpoints to try after the first failed; may be empty. Raises as `_candidates`."""
+    def _next(self, step: int | None, failed: list[Path], error: CheckpointError | None) -> Path | None:
+        """Return the checkpoint to try after some failed, the last one with `error`; None if there is no other."""
         there = self._candidates(step)
-        if candidates[0] not in there:
-            # A concurrent run has removed the checkpoint after saving a newer one.
-            return there
-        older = candidates[1:]
-        if older:
-            warnings.warn(f"{error} Going back to {older[0]}.", RuntimeWarning, stacklevel=3)
-        return older
+        left = [path for path in there if path not in failed]
+        # One that is no longer there was removed by a concurrent run, after it had saved a newer one.
+        if error is not None and failed[-1] in there:
+            # Any older checkpoint can replace a damaged last one, but not a step that was requested by number.
+            if step is not None or not left:
+                return None
+            warnings.warn(f"{error} Going back to {left[0]}.", RuntimeWarning, stacklevel=3)
+        return left[0] if left else None
 
 
 def _temporary(name: str) -> str:
@@ -400,55 +379,41 @@ def read_states(team: Team, path: Path, parts: Parts, verify: bool) -> tuple[Che
     Raises:
         CheckpointError: the same on all ranks; the checkpoint is damaged.
     """
-    rank = team.communicator.rank
     states: dict[str, Any] = {}
-
-    def fetch(name: str) -> np.ndarray:
-        layout = parts.layout(name)
-        try:
-            slices = None if layout is None else layout.slices(rank, reader.shape(name))
-            return reader.read(name, slices)
-        except LayoutError as error:
-            raise checkpoint_error(path, f"{path}: {name}: {error}") from None
-
     digest = ""
-    with team.attempt(), CheckpointReader(path, team.rank, team.size, verify) as reader:
+    with team.attempt(), on_disk(path), CheckpointReader(path, team.rank, team.size, verify) as reader:
         for name in parts.objects:
             if name in reader.parts():
-                states[name] = reader.state(name, fetch)
+                states[name] = reader.state(name, partial(parts.read, reader))
         # Compared below: without a shared directory, ranks may find other checkpoints of the same name.
-        digest = reader.manifest.sha256
+        digest = reader.digest
     digests = team.agree(digest)
     if len(set(digests)) > 1:
-        raise checkpoint_error(path, f"{path}: the ranks see different checkpoints there.")
+        raise CheckpointError(f"{path}: the ranks see different checkpoints there.", path=str(path))
     return reader, states
 
 
 def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapping[str, Any]) -> None:
     """Load the states into their objects. Raises CheckpointError on all ranks alike, with everything rolled back."""
-    objects = [
-        (name, value)
-        for name, value in parts.objects.items()
-        # A part in `own` that no rank saved stays unchanged.
-        if name in states or not name.startswith(OWN)
-    ]
+    # A part in `own` that no rank saved stays unchanged.
+    names = [name for name in parts.objects if name in states or not name.startswith(OWN)]
     before: dict[str, Any] = {}
     try:
-        with team.attempt():
-            for name, value in objects:
+        with team.attempt(), on_disk(reader.path):
+            for name in names:
                 # Called for its error: a missing part is refused before anything is changed.
                 reader.tree(name)
                 # For the roll-back if any rank fails.
-                before[name] = value.state_dict()
+                before[name] = parts.objects[name].state_dict()
             _check_stand_ins(team, reader)
         team.agree()
-        for stage in (objects[:-1], objects[-1:]):
-            # The model last, after all ranks have loaded the rest: most states that do not fit are then found
-            # before the weights change.
-            with team.attempt():
-                for name, value in stage:
-                    _load(reader, name, value, states[name])
-            team.agree()
+        with team.attempt(), on_disk(reader.path):
+            for name in names:
+                try:
+                    parts.objects[name].load_state_dict(states[name])
+                except Exception as error:
+                    raise CheckpointError(f"{name} does not fit: {type(error).__name__}: {error}") from error
+        team.agree()
     except BaseException:
         # Roll back on every rank: another one has failed, or this one.
         for name, state in before.items():
@@ -456,27 +421,16 @@ def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapp
         raise
 
 
-def _load(reader: CheckpointReader, name: str, value: Any, state: Any) -> None:
-    try:
-        value.load_state_dict(state)
-    except Exception as error:
-        text = f"{reader.path}: {name} does not fit: {type(error).__name__}: {error}"
-        raise checkpoint_error(reader.path, text) from error
-
-
 def _check_stand_ins(team: Team, reader: CheckpointReader) -> None:
     """Refuse, or warn of, values that differed between the saving ranks if this rank has none of its own."""
-    held = f"{reader.path}: {reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
-    plain = [
-        name for name in reader.stood_in if name in reader.parts() and name != "random" and not name.startswith(OWN)
-    ]
+    held = f"{reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
     # Differing plain data cannot be divided among other ranks, unlike random states and parts in `own`, which restart
     # from the first rank's.
+    plain = [x for x in reader.stood_in if x in reader.parts() and x != "random" and not x.startswith(OWN)]
     if plain:
-        raise checkpoint_error(
-            reader.path,
-            f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks.",
+        raise CheckpointError(
+            f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks."
         )
     if reader.stood_in and team.rank == 0:
-        names = ", ".join(reader.stood_in[:5]) + (", …" if len(reader.stood_in) > 5 else "")
-        warnings.warn(f"{held}: all take the first one's {names}.", RuntimeWarning, stacklevel=4)
+        text = f"{reader.path}: {held}: all take the first one's {listed(reader.stood_in)}."
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

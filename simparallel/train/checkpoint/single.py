@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,13 +15,12 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from simparallel.base.files import expanded, write_atomically
+from simparallel.base.files import expanded, open_file, write_atomically
+from simparallel.base.system import memory_size_bytes
 from simparallel.errors import CheckpointError, StateDictError
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import host_array, plan_file, raw
-from simparallel.train.checkpoint.barriers import checkpoint_error, on_disk
-from simparallel.train.checkpoint.reader import read_whole
+from simparallel.train.checkpoint.arrays import CODES, host_array, listed, on_disk, plan_file, raw
 from simparallel.train.ddp_wrappers import bare
 
 # The key of our entry in the file's metadata, which other readers of the format ignore.
@@ -72,24 +72,18 @@ def load_checkpoint(
     path = expanded(ckpt_file_name)
     arrays, _ = _read(path)
     if net is not None:
-        missing, unused = _load_into(net, arrays, strict_load, str(path))
+        with on_disk(path):
+            missing, unused = load_param_into_net(net, arrays, strict_load)
         # No name fits: this is another model, for which a warning would be too little.
         if len(missing) == len(bare(net).state_dict()) and missing:
-            raise checkpoint_error(
-                path,
-                f"{path} has nothing of this {type(net).__name__}: it holds {_listed(arrays)}, the model has "
-                f"{_listed(missing)}.",
-            )
+            holds = f"it holds {listed(arrays)}, the model has {listed(missing)}"
+            raise CheckpointError(f"{path} has nothing of this {type(net).__name__}: {holds}.", path=str(path))
         if missing or unused:
             who = type(bare(net)).__name__
-            told = [f"it has nothing for {_listed(missing)} of {who}"] if missing else []
-            told += [f"{who} has nothing called {_listed(sorted(unused))}"] if unused else []
-            warnings.warn(
-                f"{path}: {'; '.join(told)}. strict_load=True makes this an error; load_param_into_net returns the "
-                "names instead.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            told = [f"it has nothing for {listed(missing)} of {who}"] if missing else []
+            told += [f"{who} has nothing called {listed(sorted(unused))}"] if unused else []
+            hint = "strict_load=True makes this an error; load_param_into_net returns the names instead."
+            warnings.warn(f"{path}: {'; '.join(told)}. {hint}", RuntimeWarning, stacklevel=2)
     return arrays
 
 
@@ -109,14 +103,10 @@ def load_param_into_net(
     Raises:
         CheckpointError: lists the misfits; the model stays unchanged.
     """
-    return _load_into(net, parameter_dict, strict_load, "load_param_into_net")
-
-
-def _load_into(net: Module, parameter_dict: Mapping[str, Any], strict: bool, who: str) -> tuple[list[str], list[str]]:
     try:
-        return tuple(bare(net).load_state_dict(parameter_dict, strict=strict))
+        return tuple(bare(net).load_state_dict(parameter_dict, strict=strict_load))
     except StateDictError as error:
-        raise CheckpointError(f"{who}: {error}", path=who) from error
+        raise CheckpointError(str(error)) from error
 
 
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
@@ -130,16 +120,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         CheckpointError: `obj` holds any other type, or writing fails.
     """
     arrays: dict[str, Any] = {}
-
-    def keep(place: trees.Path, value: Any) -> str:
-        name = ".".join(map(str, place)) or "value"
-        while name in arrays:
-            # Keeps {"a.b": x} and {"a": {"b": x}} distinct.
-            name += "'"
-        arrays[name] = value
-        return name
-
-    tree = trees.encode(obj, keep)
+    tree = trees.encode(obj, arrays)
     _write(expanded(path), arrays, {"tree": tree})
 
 
@@ -158,36 +139,33 @@ def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
     # The format has no checksum. Ours covers the contents, not the header's layout.
     note = {**note, _SUM: _digest(arrays, note.get("tree"))}
     metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
-    plan = plan_file({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
-    order = sorted(arrays, key=lambda name: plan.offsets[name])
+    plan = plan_file({name: (CODES[array.dtype], array.shape) for name, array in arrays.items()}, metadata)
     # A crash leaves the old file or the new one: the bytes are synced before the rename.
-    with on_disk(path, plan.size_bytes):
-        write_atomically(path, [plan.header, *(raw(arrays[name]) for name in order)], sync=True)
+    with on_disk(path, writing=True):
+        write_atomically(path, plan.pieces(arrays), sync=True)
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the arrays, and the metadata entry that `_write` adds. Raises CheckpointError."""
     # Once into memory: the checksum and the arrays are then of the same bytes.
-    content = read_whole(path)
+    with on_disk(path), open_file(path, links=False) as file:
+        # A sparse file may have any size.
+        if 0 < memory_size_bytes() < os.fstat(file.fileno()).st_size:
+            raise OSError(errno.ENOMEM, "the memory is too small for it")
+        content = file.read()
     try:
         # The library's order is random; sort, so that equal files load in one order.
         arrays = dict(sorted(safetensors.numpy.load(content).items()))
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        metadata = header.get("__metadata__", {})
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         if _MARK not in metadata and any(_SUM in value for value in metadata.values()):
-            raise CheckpointError(f"{path}: the name of its entry {_MARK!r} in the metadata is damaged.")
+            raise ValueError(f"its entry {_MARK!r} has another name")
         note = json.loads(metadata.get(_MARK, "{}"))
         if _SUM in note and note[_SUM] != _digest(arrays, note.get("tree")):
-            raise CheckpointError(f"{path}: its {len(content)} bytes do not match the checksum that was written.")
-        if not trees.names(note.get("tree")) <= set(arrays):
-            raise CheckpointError(f"{path}: arrays to which its data refers are missing.")
+            raise ValueError("its bytes have another checksum than was written")
     except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise checkpoint_error(
-            path,
-            f"{path} ({len(content)} bytes) is damaged or not a safetensors file: {type(error).__name__}: {error}.",
-        ) from None
-    except CheckpointError as error:
-        raise checkpoint_error(path, str(error)) from None
+        reason = f"{type(error).__name__}: {error}"
+        text = f"{path} ({len(content)} bytes) is damaged or not a safetensors file: {reason}."
+        raise CheckpointError(text, path=str(path)) from None
     # Some versions of safetensors return views of read-only bytes.
     return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}, note
 
@@ -200,8 +178,3 @@ def _digest(arrays: Mapping[str, np.ndarray], tree: Any) -> str:
     for name in names:
         digest.update(raw(np.ascontiguousarray(arrays[name])))
     return digest.hexdigest()
-
-
-def _listed(names: Mapping[str, Any] | list[str]) -> str:
-    shown = list(names)[:3]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -17,23 +17,33 @@ from simparallel.train.checkpoint.arrays import TensorSlice
 
 MAX_DEPTH = 64
 Path = tuple[Any, ...]
-Keep = Callable[[Path, Any], str]  # (path in the state, array, Tensor or TensorSlice) -> name of the tensor
 Fetch = Callable[[str], Any]
 
 
-def encode(value: Any, keep: Keep, path: Path = ()) -> Any:
+def no_array(name: str) -> Any:
+    """Refuse references: the `fetch` for data without arrays."""
+    raise ValueError("a reference to an array")
+
+
+def encode(value: Any, arrays: dict[str, Any], path: Path = ()) -> Any:
     """Encode `value` as JSON data. Decoding restores all types, floats and scalars bit for bit.
 
     Args:
         value: None, bool, int, float, str, NumPy scalar, array, Tensor, `TensorSlice`, and lists, tuples
             and dicts of them.
-        keep: called with every array; returns the reference.
+        arrays: receives every array, under the name by which the JSON data refers to it.
+        path: of `value` in the state.
 
     Raises:
         CheckpointError: any other type, or more than 64 levels.
     """
     if isinstance(value, (Tensor, TensorSlice)) or is_array(value):
-        return {"$tensor": keep(path, value)}
+        name = ".".join(map(str, path)) or "value"
+        while name in arrays:
+            # Keeps {"a.b": x} and {"a": {"b": x}} distinct.
+            name += "'"
+        arrays[name] = value
+        return {"$tensor": name}
     if len(path) > MAX_DEPTH:
         raise CheckpointError(f"{_dotted(path[:4])}…: more than {MAX_DEPTH} levels; does it hold itself?")
     if isinstance(value, np.generic) and value.dtype.kind in "biufc":
@@ -46,12 +56,12 @@ def encode(value: Any, keep: Keep, path: Path = ()) -> Any:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: encode(entry, keep, (*path, key)) for key, entry in value.items()}
+            return {key: encode(entry, arrays, (*path, key)) for key, entry in value.items()}
         # JSON has only text keys, and "$" marks our own entries: write other dicts as pairs.
-        pairs = [(encode(key, keep, path), encode(entry, keep, (*path, key))) for key, entry in value.items()]
+        pairs = [(encode(key, arrays, path), encode(entry, arrays, (*path, key))) for key, entry in value.items()]
         return {"$items": pairs}
     if isinstance(value, (list, tuple)):
-        entries = [encode(entry, keep, (*path, i)) for i, entry in enumerate(value)]
+        entries = [encode(entry, arrays, (*path, i)) for i, entry in enumerate(value)]
         return entries if isinstance(value, list) else {"$tuple": entries}
     raise CheckpointError(
         f"{_dotted(path) or 'the state'} is {format_type_of(value)}; a checkpoint holds numbers, text, arrays "
@@ -72,51 +82,25 @@ def decode(tree: Any, fetch: Fetch, depth: int = 0) -> Any:
         return [decode(entry, fetch, depth + 1) for entry in tree]
     if not isinstance(tree, dict):
         return tree
-    marks = [key for key in tree if key.startswith("$")]
-    if not marks:
+    if not any(key.startswith("$") for key in tree):
         return {key: decode(entry, fetch, depth + 1) for key, entry in tree.items()}
-    # Types that JSON lacks are dicts with one "$" key; `encode` writes other dicts with such keys as "$items".
-    (mark, content), *others = tree.items()
     try:
-        if others:
-            raise ValueError("more than one key")
-        return _SPECIAL[mark](content, fetch, depth)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        # Types that JSON lacks are dicts with one "$" key; `encode` writes other dicts with such keys as "$items".
+        ((mark, content),) = tree.items()
+        if mark == "$tensor":
+            return fetch(str(content))
+        if mark == "$float":
+            return float(content)
+        if mark == "$scalar":
+            dtype = np.dtype(content[0])
+            return np.frombuffer(bytes.fromhex(content[1]), dtype).astype(dtype.newbyteorder("="))[0]
+        if mark == "$tuple":
+            return tuple(decode(entry, fetch, depth + 1) for entry in content)
+        if mark == "$items":
+            return {decode(key, fetch, depth): decode(entry, fetch, depth + 1) for key, entry in content}
+        raise ValueError("an unknown mark")
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"malformed entry {json.dumps(tree)[:80]!r} in a saved state ({error}).") from None
-
-
-def names(tree: Any) -> set[str]:
-    """Collect the names of the tensors in a tree."""
-    found: set[str] = set()
-    # The walk that decodes also finds the references; its result is discarded.
-    decode(tree, found.add)
-    return found
-
-
-def _scalar(content: Any, fetch: Fetch, depth: int) -> np.generic:
-    dtype, bits = content
-    return np.frombuffer(bytes.fromhex(bits), np.dtype(dtype)).astype(np.dtype(dtype).newbyteorder("="))[()][0]
-
-
-def _float(content: Any, fetch: Fetch, depth: int) -> float:
-    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
-
-
-def _tuple(content: Any, fetch: Fetch, depth: int) -> tuple[Any, ...]:
-    return tuple(decode(entry, fetch, depth + 1) for entry in content)
-
-
-def _items(content: Any, fetch: Fetch, depth: int) -> dict[Any, Any]:
-    return {decode(key, fetch, depth): decode(entry, fetch, depth + 1) for key, entry in content}
-
-
-_SPECIAL: dict[str, Callable[[Any, Fetch, int], Any]] = {
-    "$tensor": lambda content, fetch, depth: fetch(str(content)),
-    "$scalar": _scalar,
-    "$float": _float,
-    "$tuple": _tuple,
-    "$items": _items,
-}
 
 
 def _dotted(path: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from simparallel.comm import Group, current
@@ -55,35 +54,14 @@ class Team:
         error, self._error = self._error, None
         failure = None
         if error is not None:
-            value, failure = None, (_text(error), getattr(error, "path", None))
+            prefix = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+            value, failure = None, (f"{prefix}{error}", getattr(error, "path", None))
         told = self.communicator.all_gather_object((failure, value), self.group)
-        failures = [(rank, *failed) for rank, (failed, _) in enumerate(told) if failed is not None]
-        if not failures:
+        ranks = [rank for rank, (failed, _) in zip(self.group.ranks, told, strict=True) if failed]
+        if not ranks:
             return [given for _, given in told]
         # The first failed rank speaks for all, so the text is the same on every rank.
-        _, text, path = failures[0]
+        text, path = next(failed for failed, _ in told if failed)
         if self.size > 1:
-            ranks = ", ".join(str(self.group.ranks[rank]) for rank, _, _ in failures)
-            text = f"rank{'s' if len(failures) > 1 else ''} {ranks}: {text}"
-        raise CheckpointError(text, path=path, ranks=tuple(self.group.ranks[f[0]] for f in failures)) from error
-
-
-def checkpoint_error(path: Path, text: str) -> CheckpointError:
-    """Return the error to raise for a file or a directory of a checkpoint, with its path in `facts`."""
-    return CheckpointError(text, path=str(path))
-
-
-@contextmanager
-def on_disk(path: Path, size_bytes: int | None = None) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that names the file and its size."""
-    try:
-        yield
-    except OSError as error:
-        size = "" if size_bytes is None else f" ({size_bytes} bytes)"
-        raise checkpoint_error(
-            path, f"{path}{size} cannot be written: {error.strerror or error}. Earlier checkpoints are unchanged."
-        ) from error
-
-
-def _text(error: Exception) -> str:
-    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"
+        raise CheckpointError(text, path=path, ranks=tuple(ranks)) from error
