@@ -20,7 +20,7 @@ import numpy as np
 from simparallel.comm.mpi.medium import MPI_MESSAGES
 from simparallel.hardware.cluster import describe
 from simparallel.runtime.launcher.launch import Results
-from simparallel.runtime.ranks.rank import play_rank
+from simparallel.runtime.ranks.rank import RunSettings, play_rank
 from simparallel.runtime.reports import failure_report, run_failed
 
 FILES = (
@@ -58,14 +58,14 @@ def run_on_mpi(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout
 
     from simparallel.comm.mpi.transport import MpiTransport
 
-    outcome, spec = None, describe(size)
+    outcome, settings = None, RunSettings(describe(size), seed=0)
     everyone = MPI.COMM_WORLD
     wait(everyone.Ibarrier())
     members = everyone.Split(int(everyone.rank >= size), everyone.rank)
     if everyone.rank < size:
         transport = MpiTransport(members, timeout_s)
         transport.start()
-        outcome, _ = play_rank(partial(fn, *args), transport, spec, medium=MPI_MESSAGES)
+        outcome, _ = play_rank(partial(fn, *args), transport, settings, medium=MPI_MESSAGES)
         assert transport.wait_for_the_others(), "a rank went on after another one had failed"
         error = transport.unreceived(outcome.kept_letters)
         if error is not None and outcome.report is None:
@@ -73,7 +73,7 @@ def run_on_mpi(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout
         transport.segment.close_fd()
     outcomes = gathered(everyone, outcome)[:size]
     members.Free()
-    results = Results(outcomes, spec)
+    results = Results(outcomes, settings.cluster)
     if any(outcome.report is not None for outcome in outcomes):
         error, cause = run_failed(outcomes, None)
         raise error from cause

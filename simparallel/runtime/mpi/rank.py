@@ -24,7 +24,7 @@ from simparallel.hardware.recording import Recorded, Totals
 from simparallel.runtime.environment import variables
 from simparallel.runtime.log_folder import link_logs
 from simparallel.runtime.logs import Tail
-from simparallel.runtime.ranks.rank import flush_output, play_rank
+from simparallel.runtime.ranks.rank import RunSettings, flush_output, play_rank
 from simparallel.runtime.ranks.script import run_script
 from simparallel.runtime.ranks.shutdown import end_with_parent
 from simparallel.runtime.reports import Outcome, failure_report
@@ -83,9 +83,8 @@ def main(config_text: str) -> None:
     transport.start()
     call = partial(run_script, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=nodes, devices_per_rank=config.devices_per_rank)
-    outcome, _ = play_rank(
-        call, transport, spec, record=config.record, array=config.array, medium=MPI_MESSAGES, is_process=True
-    )
+    settings = RunSettings(spec, record=config.record, array=config.array)
+    outcome, _ = play_rank(call, transport, settings, medium=MPI_MESSAGES, is_process=True)
     # A script has no return value.
     outcome.value = None
     all_ended = transport.wait_for_the_others()

@@ -20,7 +20,7 @@ from simparallel.runtime.joined.identity import Identity
 from simparallel.runtime.joined.join import JoinedTransport
 from simparallel.runtime.joined.rendezvous import meet, tell
 from simparallel.runtime.mpi.rank import fields_of
-from simparallel.runtime.ranks.rank import flush_output, play_rank
+from simparallel.runtime.ranks.rank import RunSettings, flush_output, play_rank
 from simparallel.runtime.ranks.shutdown import end_with_parent, run_program, write_out
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.title import set_program
@@ -113,7 +113,8 @@ def _play(config: Config) -> Outcome:
     transport.start()
     call = partial(run_program, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=meeting.nodes, devices_per_rank=config.devices_per_rank)
-    outcome, _ = play_rank(call, transport, spec, record=config.record, array=config.array, is_process=True)
+    settings = RunSettings(spec, record=config.record, array=config.array)
+    outcome, _ = play_rank(call, transport, settings, is_process=True)
     # A script has no return value.
     outcome.value = None
     if outcome.report is None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from simparallel.backend import finish_checks, random_state, set_float32_matmul_precision
+from simparallel.backend import finish_checks, get_float32_matmul_precision, random_state, set_float32_matmul_precision
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
+from simparallel.comm.faults.spec import Fault
 from simparallel.comm.group import Medium
 from simparallel.comm.shm.segment import DONE
-from simparallel.comm.transport import AbstractTransport
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.hardware.gpu_recorder import GpuRecorder
 from simparallel.hardware.recorder import Recorder, use_recorder
@@ -39,57 +41,69 @@ class _Teller(RankLocal):
 _teller = _Teller()
 
 
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of a run, the same on every rank.
+
+    Attributes:
+        cluster: the hardware that prices the ranks' work; its `world_size` is the number of ranks.
+        record, timeout_s, algorithm, check, array, blas_threads: see `Cluster`.
+        memory_bytes: capacity of each device; None for no limit.
+        faults: faults to inject.
+        seed: seed of the random numbers of every rank; by default that of the thread that makes the settings.
+        matmul_precision: see `set_float32_matmul_precision`; by default that of the process that makes the settings.
+    """
+
+    cluster: ClusterSpec
+    record: str = "summary"
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    algorithm: str = "direct"
+    check: str = "full"
+    array: str = "numpy"
+    blas_threads: int | None = None
+    memory_bytes: int | None = None
+    faults: Sequence[Fault] = ()
+    seed: int = field(default_factory=lambda: random_state.seed)
+    matmul_precision: str = field(default_factory=get_float32_matmul_precision)
+
+
 def play_rank(
     call: Callable[[], Any],
     transport: AbstractTransport,
-    cluster: ClusterSpec,
+    settings: RunSettings,
     *,
-    record: str = "summary",
-    memory_bytes: int | None = None,
-    algorithm: str = "direct",
-    tell: Tell | None = None,
     medium: Medium = SHARED_MEMORY,
-    is_process: bool = False,
-    seed: int = 0,
-    matmul_precision: str = "highest",
-    blas_threads: int | None = None,
-    array: str = "numpy",
     recorder_type: type[Recorder] = Recorder,
+    is_process: bool = False,
+    tell: Tell | None = None,
 ) -> tuple[Outcome, Communicator]:
     """Run `call()` as this transport's rank. Never raises: the outcome holds the failure.
 
-    The rank starts with its own random state from `seed`, its clocks at 0 and gradients enabled. `sys.exit(0)` is a
-    normal end.
+    The rank starts with its own random state, its clocks at 0 and gradients enabled. `sys.exit(0)` is a normal end.
 
     Args:
         call: the user's function with its arguments.
         transport: connects the rank with the others.
-        cluster: the hardware that prices its work.
-        record, algorithm: see `Cluster`.
-        memory_bytes: capacity of each device; None for no limit.
-        tell: sends a message to the launcher; None for none.
+        settings: the settings of the run.
         medium: how the payloads of collectives travel.
+        recorder_type: class of the rank's recorder.
         is_process: the whole process is the rank, not only the calling thread.
-        seed: seed of its random numbers.
-        matmul_precision: see `set_float32_matmul_precision`.
-        blas_threads: of a process, see `become_rank`.
-        array: see `Cluster`.
-        recorder_type: class of its recorder.
+        tell: sends a message to the launcher; None for none.
 
     Returns:
         The outcome and the rank's communicator.
     """
-    # The process may be warm: reset every setting that an earlier run may have changed.
-    kind = recorder_type if array == "numpy" else GpuRecorder
-    recorder = kind(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
-    communicator = Communicator(transport, recorder, algorithm, medium)
+    # The process may be warm: restore everything that an earlier run may have changed.
     begin_run()
-    random_state.seed = seed
-    set_float32_matmul_precision(matmul_precision)
+    random_state.seed = settings.seed
+    set_float32_matmul_precision(settings.matmul_precision)
     begin_settings()
     if is_process:
         # Threads share these settings; for them `run_threads` limits BLAS, and `Draws` seeds the streams.
-        become_rank(transport.world_size, blas_threads)
+        become_rank(transport.world_size, settings.blas_threads)
+    kind, memory_bytes = recorder_type if settings.array == "numpy" else GpuRecorder, settings.memory_bytes
+    recorder = kind(transport.rank, settings.cluster, record=settings.record, memory_bytes=memory_bytes)
+    communicator = Communicator(transport, recorder, settings.algorithm, medium)
     outcome = Outcome(transport.rank)
     gpu = None
     # A process is the rank as a whole: threads that the program starts belong to it, too.
