@@ -16,10 +16,11 @@ import numpy as np
 
 from simparallel.comm.mpi.medium import MPI_MESSAGES
 from simparallel.comm.mpi.transport import MpiTransport
+from simparallel.errors import CommError
 from simparallel.hardware.cluster import describe
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.ranks.rank import RunSettings, play_rank
-from simparallel.runtime.reports import Outcome, failure_report, run_failed
+from simparallel.runtime.reports import Outcome, check_received, failure_report, run_failed
 
 ANY_SOURCE = -1
 MODULE = SimpleNamespace(MPI=SimpleNamespace(Status=SimpleNamespace, ANY_SOURCE=ANY_SOURCE))
@@ -78,9 +79,10 @@ def run_on_messages(size: int, fn: Callable[..., Any], args: tuple[Any, ...], ti
         transport.start()
         outcomes[rank], _ = play_rank(partial(fn, *args), transport, settings, medium=MPI_MESSAGES)
         assert transport.wait_for_the_others()
-        error = transport.unreceived(outcomes[rank].kept_letters)
-        if error is not None and outcomes[rank].report is None:
-            outcomes[rank].report = failure_report(error)
+        try:
+            check_received(transport.segment, rank, outcomes[rank].kept_letters)
+        except CommError as error:
+            outcomes[rank].report = outcomes[rank].report or failure_report(error)
         transport.segment.close_fd()
 
     threads = [threading.Thread(target=play, args=(rank,)) for rank in range(size)]

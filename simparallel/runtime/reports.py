@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -9,12 +10,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from simparallel.base import pickling
 from simparallel.base.callsite import cell_of, is_inside, place
+from simparallel.base.files import write_atomically
 from simparallel.comm.diagnosis import unreceived
 from simparallel.comm.shm.segment import Segment
 from simparallel.comm.transport import LEFT
@@ -179,6 +182,17 @@ def report_unreceived(segment: Segment, outcomes: list[Outcome]) -> None:
             report["pid"] = segment.words[segment.map.pid(rank)]
 
 
+def check_received(segment: Segment, rank: int, kept: list[tuple[int, str]]) -> None:
+    """Check, when all ranks have ended, that one rank has received all messages to it.
+
+    Raises:
+        CommError: messages are left.
+    """
+    error = unreceived(segment, {rank: kept}).get(rank)
+    if error is not None:
+        raise error
+
+
 def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dict[str, Any]:
     """Return the report of a process that ended without sending one.
 
@@ -225,6 +239,12 @@ def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> di
     }
 
 
+def write_reports(log_dir: str | Path, reports: Mapping[int, dict[str, Any]]) -> None:
+    """Write the reports of the ranks that failed, as `RunFailedError` has them, to `error_rankN.json`."""
+    for rank, report in reports.items():
+        write_atomically(Path(log_dir, f"error_rank{rank}.json"), (json.dumps(report, indent=1) + "\n").encode())
+
+
 def run_failed(
     outcomes: list[Outcome], log_dir: str | None, world_size: int | None = None
 ) -> tuple[RunFailedError, BaseException | None]:
@@ -257,11 +277,14 @@ def run_failed(
     lines += ["", *later] if later else []
     if log_dir is not None:
         lines += ["", f"Logs: {os.path.join(log_dir, f'worker_{root}.log')}, {os.path.join(log_dir, 'scheduler.log')}"]
-    plain = {
-        rank: {key: value for key, value in report.items() if key != "exception"} for rank, report in reports.items()
-    }
+    plain = {rank: plain_report(report) for rank, report in reports.items()}
     error = RunFailedError("\n".join(lines), rank=root, exit_code=cause["exit_code"], reports=plain)
     return error, _original(cause["exception"])
+
+
+def plain_report(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report without its exception, which JSON cannot hold."""
+    return {key: value for key, value in report.items() if key != "exception"}
 
 
 def _notes(reports: Mapping[int, dict[str, Any]], ranks: Sequence[int]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import reprlib
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from simparallel.base.callsite import user_level
-from simparallel.base.files import write_atomically
 from simparallel.base.html import table
 from simparallel.comm.call_header import ALGORITHMS
 from simparallel.comm.faults.spec import VARIABLE, parse
@@ -36,7 +34,7 @@ from simparallel.runtime.preflight import check_memory, check_not_in_a_rank
 from simparallel.runtime.ranks.notices import Notes
 from simparallel.runtime.ranks.rank import RunSettings
 from simparallel.runtime.ranks.threads import run_threads
-from simparallel.runtime.reports import Outcome, run_failed
+from simparallel.runtime.reports import Outcome, run_failed, write_reports
 from simparallel.trace import Trace
 
 TRANSPORTS = ("shm", "inline")
@@ -346,18 +344,12 @@ class Cluster:
             return None
         error, cause = run_failed(outcomes, self.log_dir)
         try:
-            self._write_reports(error.facts["reports"])
+            if self.log_dir is not None:
+                write_reports(self.log_dir, error.facts["reports"])
         except OSError as problem:
             # A full disk must not replace the error of the run.
             error.add_note(f"error_rankN.json could not be written: {problem}")
         return error, cause
-
-    def _write_reports(self, reports: dict[int, dict[str, Any]]) -> None:
-        if self.log_dir is None:
-            return
-        for rank, report in reports.items():
-            text = json.dumps(report, indent=1) + "\n"
-            write_atomically(Path(self.log_dir, f"error_rank{rank}.json"), text.encode())
 
     def close(self) -> None:
         """End the device processes. Idempotent."""
