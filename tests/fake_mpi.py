@@ -20,7 +20,7 @@ from simparallel.errors import CommError
 from simparallel.hardware.cluster import describe
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.ranks.rank import RunSettings, play_rank
-from simparallel.runtime.reports import Outcome, check_received, failure_report, run_failed
+from simparallel.runtime.reports import Outcome, check_received, failure_report, raise_failure
 
 ANY_SOURCE = -1
 MODULE = SimpleNamespace(MPI=SimpleNamespace(Status=SimpleNamespace, ANY_SOURCE=ANY_SOURCE))
@@ -91,7 +91,5 @@ def run_on_messages(size: int, fn: Callable[..., Any], args: tuple[Any, ...], ti
     for thread in threads:
         thread.join()
     results = Results(outcomes, settings.cluster)
-    if any(outcome.report is not None for outcome in outcomes):
-        error, cause = run_failed(outcomes, None)
-        raise error from cause
+    raise_failure(outcomes)
     return results

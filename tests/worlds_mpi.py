@@ -22,7 +22,7 @@ from simparallel.errors import CommError
 from simparallel.hardware.cluster import describe
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.ranks.rank import RunSettings, play_rank
-from simparallel.runtime.reports import check_received, failure_report, run_failed
+from simparallel.runtime.reports import check_received, failure_report, raise_failure
 
 FILES = (
     "test_collectives.py",
@@ -76,9 +76,7 @@ def run_on_mpi(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout
     outcomes = gathered(everyone, outcome)[:size]
     members.Free()
     results = Results(outcomes, settings.cluster)
-    if any(outcome.report is not None for outcome in outcomes):
-        error, cause = run_failed(outcomes, None)
-        raise error from cause
+    raise_failure(outcomes)
     return results
 
 

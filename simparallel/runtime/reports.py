@@ -239,18 +239,41 @@ def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> di
     }
 
 
-def write_reports(log_dir: str | Path, reports: Mapping[int, dict[str, Any]]) -> None:
-    """Write the reports of the ranks that failed, as `RunFailedError` has them, to `error_rankN.json`."""
-    for rank, report in reports.items():
-        write_atomically(Path(log_dir, f"error_rank{rank}.json"), (json.dumps(report, indent=1) + "\n").encode())
+def write_report(log_dir: str | Path, rank: int, report: Mapping[str, Any]) -> None:
+    """Write the report of a rank that failed to `error_rankN.json`."""
+    text = json.dumps(plain_report(report), indent=1) + "\n"
+    write_atomically(Path(log_dir, f"error_rank{rank}.json"), text.encode())
+
+
+def raise_failure(outcomes: list[Outcome], log_dir: str | Path | None = None, world_size: int | None = None) -> None:
+    """Raise the error of a failed run, after writing the reports of its ranks; return if no rank has failed.
+
+    Args:
+        outcomes: of the ranks that have run.
+        log_dir: the directory of the reports; None for none.
+        world_size: number of ranks, if some of them have not run.
+
+    Raises:
+        RunFailedError: the root cause comes first; `__cause__` is its original exception.
+    """
+    __tracebackhide__ = True
+    if all(outcome.report is None for outcome in outcomes):
+        return
+    error, cause = run_failed(outcomes, log_dir, world_size)
+    try:
+        for rank, report in error.facts["reports"].items():
+            if log_dir is not None:
+                write_report(log_dir, rank, report)
+    except OSError as problem:
+        # A full disk must not replace the error of the run.
+        error.add_note(f"error_rankN.json could not be written: {problem}")
+    raise error from cause
 
 
 def run_failed(
-    outcomes: list[Outcome], log_dir: str | None, world_size: int | None = None
+    outcomes: list[Outcome], log_dir: str | Path | None, world_size: int | None
 ) -> tuple[RunFailedError, BaseException | None]:
     """Return the error of a failed run, root cause first, and the original exception.
-
-    `world_size` is the number of ranks, if some of them have not run.
 
     The root cause is the earliest failure that another rank did not cause. If it is a timeout of a wait for ranks that
     a signal had stopped, the root cause is the stopped rank.

@@ -24,7 +24,7 @@ from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.runtime.ranks.rank import RunSettings
 from simparallel.runtime.ranks.threads import run_threads
-from simparallel.runtime.reports import Outcome, run_failed
+from simparallel.runtime.reports import Outcome, raise_failure
 from simparallel.simulate.folding import FoldedSegment, alike, assigned, continued, first_guess, wanted
 from simparallel.simulate.medium import DRY, FOLDED
 from simparallel.simulate.prediction import Prediction
@@ -130,9 +130,7 @@ def _predicted(call: Callable[[], Any], settings: RunSettings, fold: bool) -> tu
             outcomes, stands_for = _folded(call, settings, recorders)
         else:
             outcomes, stands_for = _whole(call, settings, recorders)
-    if any(outcome.report is not None for outcome in outcomes):
-        error, cause = run_failed(outcomes, None, spec.world_size)
-        raise error from cause
+    raise_failure(outcomes, world_size=spec.world_size)
     # The program may have chosen another device than the default.
     spec = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), spec)
     capacity_bytes = settings.memory_bytes or spec.device.memory_bytes

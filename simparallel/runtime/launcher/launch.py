@@ -20,7 +20,7 @@ from simparallel.comm.call_header import ALGORITHMS
 from simparallel.comm.faults.spec import VARIABLE, parse
 from simparallel.comm.shm.memfd import disabled
 from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
-from simparallel.errors import InputError, LaunchError, RunFailedError
+from simparallel.errors import InputError, LaunchError
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.hardware.memory import parse_bytes
 from simparallel.hardware.ranktable import RankTable
@@ -34,7 +34,7 @@ from simparallel.runtime.preflight import check_memory, check_not_in_a_rank
 from simparallel.runtime.ranks.notices import Notes
 from simparallel.runtime.ranks.rank import RunSettings
 from simparallel.runtime.ranks.threads import run_threads
-from simparallel.runtime.reports import Outcome, run_failed, write_reports
+from simparallel.runtime.reports import Outcome, raise_failure
 from simparallel.trace import Trace
 
 TRANSPORTS = ("shm", "inline")
@@ -275,9 +275,7 @@ class Cluster:
         # Also after a failure: the trace of a failed run shows what led to it.
         results = Results(outcomes, self.spec)
         self.trace = results.trace
-        failure = self._failure(outcomes)
-        if failure is not None:
-            raise failure[0] from failure[1]
+        raise_failure(outcomes, self.log_dir)
         lost = [f"of rank {o.rank} {o.lost_output}" for o in outcomes if o.lost_output]
         if lost:
             warnings.warn(f"the logs lack output: {', '.join(lost)}.", stacklevel=user_level())
@@ -337,19 +335,6 @@ class Cluster:
         """Remove the previous run's failure reports; called once the next run is sure to begin."""
         if self.log_dir is not None:
             forget_reports(Path(self.log_dir))
-
-    def _failure(self, outcomes: list[Outcome]) -> tuple[RunFailedError, BaseException | None] | None:
-        """Return the error of a failed run and its original exception, after writing the reports; None on success."""
-        if all(outcome.report is None for outcome in outcomes):
-            return None
-        error, cause = run_failed(outcomes, self.log_dir)
-        try:
-            if self.log_dir is not None:
-                write_reports(self.log_dir, error.facts["reports"])
-        except OSError as problem:
-            # A full disk must not replace the error of the run.
-            error.add_note(f"error_rankN.json could not be written: {problem}")
-        return error, cause
 
     def close(self) -> None:
         """End the device processes. Idempotent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.log_folder import RANK_LINKS, check_log_dir, forget_former_run, head
 from simparallel.runtime.ranks.script_rank import OUTCOME, outcome_of
-from simparallel.runtime.reports import Outcome, run_failed, write_reports
+from simparallel.runtime.reports import Outcome, raise_failure
 from simparallel.trace import Trace
 
 
@@ -57,7 +58,8 @@ class ScriptJob:
         array: str = "numpy",
     ) -> None:
         where = places(world_size, nodes, rank_table, environment)
-        self._spec = describe(world_size, device, nodes=where.nodes, devices_per_rank=devices_per_rank)
+        self._describe = partial(describe, world_size, device, devices_per_rank=devices_per_rank)
+        self._spec = self._describe(nodes=where.nodes)
         self.trace = Trace([], self._spec)
         self._nodes = self._spec.nodes if node is None else (self._spec.nodes[node],)
         self.ranks = [rank for ranks in self._nodes for rank in ranks]
@@ -97,18 +99,10 @@ class ScriptJob:
             outcomes[rank] = outcome_of(fields)
             # Over MPI only the ranks know the machines.
             if fields["nodes"]:
-                spec = describe(
-                    spec.world_size,
-                    self._settings["device"],
-                    nodes=fields["nodes"],
-                    devices_per_rank=self._settings["devices_per_rank"],
-                )
+                spec = self._describe(nodes=fields["nodes"])
         results = Results(outcomes, spec)
         self.trace = results.trace
-        if any(outcome.report is not None for outcome in outcomes):
-            error, _ = run_failed(outcomes, str(self.directory))
-            write_reports(self.directory, error.facts["reports"])
-            raise error
+        raise_failure(outcomes, self.directory)
         return results
 
     def _outcome_file(self, rank: int) -> Path:

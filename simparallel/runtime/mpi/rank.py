@@ -23,7 +23,7 @@ from simparallel.runtime.ranks.rank import flush_output
 from simparallel.runtime.ranks.script import run_script
 from simparallel.runtime.ranks.script_rank import Config, fields_of, run_rank, write_outcome
 from simparallel.runtime.ranks.shutdown import end_with_parent
-from simparallel.runtime.reports import plain_report, write_reports
+from simparallel.runtime.reports import write_report
 
 SHOW_S = 0.05
 
@@ -65,7 +65,7 @@ def main(config_text: str) -> None:
     if not have_ended:
         write_outcome(config.directory, fields)
         if outcome.report is not None:
-            write_reports(config.directory, {outcome.rank: plain_report(outcome.report)})
+            write_report(config.directory, outcome.rank, outcome.report)
         transport.abort(outcome.report["exit_code"] if outcome.report else 0)
     for one in _gathered(everyone, fields):
         write_outcome(config.directory, one)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -83,8 +82,11 @@ class NodeJob(ScriptJob):
             pids = ", ".join(f"rank {rank} (pid {process.pid})" for rank, process in processes.items())
             write_atomically(self.directory / SCHEDULER_LOG, f"{self._head}started {pids}\n".encode())
             _wait(processes, shown)
+        except BaseException:
+            # As after Ctrl-C, with time to clean up before harder signals.
+            _wait(processes, shown, failed_at=time.monotonic() - LADDER[0][0])
+            raise
         finally:
-            _end(processes)
             for tail in shown:
                 tail.show(final=True)
             for fd in logs.values():
@@ -104,7 +106,7 @@ def _start_rank(config: node_rank.NodeConfig, log_fd: int) -> subprocess.Popen[b
     home = str(PACKAGE.parent)
     code = f"import sys; sys.path.insert(0, {home!r}); from {node_rank.__name__} import main; main(sys.argv[1])"
     try:
-        # In a process group of its own: Ctrl-C reaches this process alone, which then stops the ranks, see `_end`.
+        # In a process group of its own: Ctrl-C reaches this process alone, which then stops the ranks.
         return subprocess.Popen(
             [sys.executable, "-P", "-c", code, json.dumps(asdict(config))],
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -117,9 +119,10 @@ def _start_rank(config: node_rank.NodeConfig, log_fd: int) -> subprocess.Popen[b
         raise LaunchError(f"rank {config.rank} cannot be started: {error}.") from error
 
 
-def _wait(processes: Mapping[int, subprocess.Popen[bytes]], shown: Sequence[Tail]) -> None:
+def _wait(
+    processes: Mapping[int, subprocess.Popen[bytes]], shown: Sequence[Tail], failed_at: float | None = None
+) -> None:
     """Wait until all have ended; after the first failure signal the processes that do not end by themselves."""
-    failed_at: float | None = None
     asked = 0
     while running := [process for process in processes.values() if process.poll() is None]:
         for tail in shown:
@@ -142,17 +145,3 @@ def _command() -> str:
     # For messages that name the command of a node that is missing.
     words = shlex.join(["simparallel", *sys.argv[1:]])
     return re.sub(r"(--node[-_]rank[= ])\d+", r"\g<1>{node}", words)
-
-
-def _end(processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
-    """Stop the processes that still run, as after Ctrl-C, with time to clean up before harder signals."""
-    began = time.monotonic()
-    for delay_s, number in ((0.0, signal.SIGINT), *LADDER[1:]):
-        running = [process for process in processes.values() if process.poll() is None]
-        while running and time.monotonic() < began + delay_s:
-            time.sleep(POLL_S)
-            running = [process for process in running if process.poll() is None]
-        for process in running:
-            process.send_signal(number)
-    for process in processes.values():
-        process.wait()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.backend import finish_checks, get_float32_matmul_precision, random_state, set_float32_matmul_precision
-from simparallel.comm import Communicator, use_communicator
+from simparallel.comm import Communicator, current, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.faults.spec import Fault
 from simparallel.comm.group import Medium
@@ -98,6 +98,7 @@ def play_rank(
     random_state.seed = settings.seed
     set_float32_matmul_precision(settings.matmul_precision)
     begin_settings()
+    _teller.tell = tell
     if is_process:
         # Threads share these settings; for them `run_threads` limits BLAS, and `Draws` seeds the streams.
         become_rank(transport.world_size, settings.blas_threads)
@@ -108,7 +109,7 @@ def play_rank(
     gpu = None
     # A process is the rank as a whole: threads that the program starts belong to it, too.
     joined = use_communicator(communicator, of_process=is_process)
-    with use_recorder(recorder), joined, _telling(tell), ExitStack() as stack:
+    with use_recorder(recorder), joined, ExitStack() as stack:
         try:
             if isinstance(recorder, GpuRecorder):
                 from simparallel.runtime.ranks.gpu import on_gpu  # few runs have GPUs
@@ -193,15 +194,6 @@ def flush_output(*more: TextIO) -> None:
             stream.flush()
 
 
-@contextmanager
-def _telling(tell: Tell | None) -> Iterator[None]:
-    before, _teller.tell = _teller.tell, tell
-    try:
-        yield
-    finally:
-        _teller.tell = before
-
-
 def progress(iterable: Iterable[T], description: str = "", total: int | None = None) -> Iterator[T]:
     """Iterate over `iterable` with a progress bar, which the launcher draws for rank 0.
 
@@ -210,20 +202,15 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
         description: text in front of the bar.
         total: number of items; by default `len(iterable)` if it has a length.
     """
-    from simparallel.comm import current
-
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     # One bar for the run: rank 0 reports. Outside of a run tqdm draws it here.
     tell = _teller.tell
-    if current().rank != 0:
-        tell = None
-    if tell is None and current().world_size == 1 and _teller.tell is None:
+    if tell is None and current().world_size == 1:
         from tqdm import tqdm
 
-        yield from tqdm(iterable, desc=description, total=total)
-        return
-    if tell is None:
+        iterable = tqdm(iterable, desc=description, total=total)
+    if tell is None or current().rank != 0:
         yield from iterable
         return
     done = told = 0
