@@ -147,12 +147,8 @@ def _dry(call: Callable[[], Any], recorders: dict[int, WorkRecorder]) -> Any:
     assert isinstance(recorder, WorkRecorder)
     recorders[recorder.rank] = recorder
     recorder.home = partial(_home, recorder)
-    before = given.asked, given.new
     given.asked, given.new = recorder.read, partial(_new, recorder)
-    try:
-        return call()
-    finally:
-        given.asked, given.new = before
+    return call()
 
 
 def _whole(

@@ -305,9 +305,6 @@ class MpiTransport(AbstractTransport):
                 return False
             looks = self._pause(looks)
 
-    def say_done(self, last_words: str) -> None:
-        self.set_state(DONE)
-
     def stop(self, code: int) -> None:
         self.wait_for_the_others()
         self.abort(code)

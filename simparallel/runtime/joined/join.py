@@ -119,11 +119,6 @@ class JoinedTransport(ShmTransport):
 
     # --- the end ---------------------------------------------------------------------------------------
 
-    def say_done(self, last_words: str) -> None:
-        if last_words:
-            self.write_last_words(last_words)
-        self.set_state(DONE)
-
     def wait_for_the_others(self) -> bool:
         """Wait, as long as it takes, until all ranks have ended; a rank that has failed waits for none.
 

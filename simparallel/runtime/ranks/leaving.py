@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 from simparallel.comm import Communicator
 from simparallel.comm.shm.segment import DONE, Segment
+from simparallel.runtime.ranks.rank import finish
 from simparallel.runtime.reports import check_received, failure_report
 
 
@@ -22,9 +23,6 @@ class EndingTransport(Protocol):
     def state_of(self, rank: int) -> int: ...
 
     def fail(self, report: dict[str, Any], error: BaseException | None = None) -> None: ...
-
-    def say_done(self, last_words: str) -> None:
-        """Publish that this rank has ended; `last_words`: a possible reason for an early end, or ""."""
 
     def wait_for_the_others(self) -> bool:
         """Wait until all ranks have ended or one has failed; return whether all have ended."""
@@ -73,9 +71,7 @@ class Leaving:
             return
         transport = self._transport
         try:
-            # Communication in progress is finished first: other ranks may wait for it.
-            self._communicator.finish()
-            transport.say_done(self._last_words())
+            finish(self._communicator, self._last_words())
             if transport.wait_for_the_others():
                 check_received(transport.segment, transport.rank, self._communicator.kept_letters())
         except BaseException as error:

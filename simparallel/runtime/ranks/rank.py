@@ -117,14 +117,7 @@ def play_rank(
                 gpu = stack.enter_context(on_gpu(communicator, recorder, memory_bytes))
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
-            # A collective that `sys.exit` interrupted raises SystemExit again here.
-            with _normal_exit():
-                communicator.finish()
-            if communicator.gpu is not None:
-                communicator.gpu.finish()
-            finish_checks()
-            # Only after all collectives have ended: a rank that waits for one that is DONE raises.
-            transport.set_state(DONE)
+            finish(communicator)
         except BaseException as error:
             if is_process and isinstance(error, EOFError) and error.args == _END_OF_INPUT:
                 error.add_note("Ranks have no keyboard: pass values as arguments, or read them before the launch.")
@@ -143,6 +136,23 @@ def play_rank(
     outcome.metrics = recorder.metrics
     outcome.cluster = recorder.cluster
     return outcome, communicator
+
+
+def finish(communicator: Communicator, last_words: str = "") -> None:
+    """Finish the communication in progress, for which other ranks may wait, and then publish that this rank is done.
+
+    `last_words`: a possible reason for an early end.
+    """
+    # A collective that `sys.exit` interrupted raises SystemExit again here.
+    with _normal_exit():
+        communicator.finish()
+    if communicator.gpu is not None:
+        communicator.gpu.finish()
+    finish_checks()
+    if last_words:
+        communicator.transport.write_last_words(last_words)
+    # Only after all collectives have ended: a rank that waits for one that is DONE raises.
+    communicator.transport.set_state(DONE)
 
 
 @contextmanager
