@@ -16,10 +16,11 @@ import numpy as np
 
 from simparallel.comm.mpi.medium import MPI_MESSAGES
 from simparallel.comm.mpi.transport import MpiTransport
+from simparallel.errors import CommError
 from simparallel.machine.cluster import describe
 from simparallel.runtime.launcher.launch import Results
-from simparallel.runtime.ranks.rank import play_rank
-from simparallel.runtime.reports import Outcome, failure_report, run_failed
+from simparallel.runtime.ranks.rank import RunSettings, play_rank
+from simparallel.runtime.reports import Outcome, check_received, failure_report, raise_failure
 
 ANY_SOURCE = -1
 MODULE = SimpleNamespace(MPI=SimpleNamespace(Status=SimpleNamespace, ANY_SOURCE=ANY_SOURCE))
@@ -71,16 +72,17 @@ class Comm:
 def run_on_messages(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Results:
     """Run a function like `Cluster.run`, on threads that exchange messages."""
     mail = [{src: deque[np.ndarray]() for src in range(size)} for _ in range(size)]
-    outcomes, spec = [Outcome(rank) for rank in range(size)], describe(size)
+    outcomes, settings = [Outcome(rank) for rank in range(size)], RunSettings(describe(size))
 
     def play(rank: int) -> None:
         transport = MpiTransport(Comm(mail, rank), timeout_s)
         transport.start()
-        outcomes[rank], _ = play_rank(partial(fn, *args), transport, spec, medium=MPI_MESSAGES)
+        outcomes[rank], _ = play_rank(partial(fn, *args), transport, settings, medium=MPI_MESSAGES)
         assert transport.wait_for_the_others()
-        error = transport.unreceived(outcomes[rank].kept_letters)
-        if error is not None and outcomes[rank].report is None:
-            outcomes[rank].report = failure_report(error)
+        try:
+            check_received(transport.segment, rank, outcomes[rank].kept_letters)
+        except CommError as error:
+            outcomes[rank].report = outcomes[rank].report or failure_report(error)
         transport.segment.close_fd()
 
     threads = [threading.Thread(target=play, args=(rank,)) for rank in range(size)]
@@ -88,8 +90,6 @@ def run_on_messages(size: int, fn: Callable[..., Any], args: tuple[Any, ...], ti
         thread.start()
     for thread in threads:
         thread.join()
-    results = Results(outcomes, spec)
-    if any(outcome.report is not None for outcome in outcomes):
-        error, cause = run_failed(outcomes, None)
-        raise error from cause
+    results = Results(outcomes, settings.cluster)
+    raise_failure(outcomes)
     return results

@@ -28,7 +28,7 @@ FLOORS = (
     {"comm.shm", "comm.inline", "comm.faults"},
     {"comm.gpu"},
     {"comm.communicator"},
-    {"comm.leaving", "comm.dry"},
+    {"comm.dry"},
     {"comm.mpi"},
     {"comm"},
     {"autograd.*", "view", "world"},

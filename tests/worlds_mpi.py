@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from simparallel.comm.mpi.medium import MPI_MESSAGES
+from simparallel.errors import CommError
 from simparallel.machine.cluster import describe
 from simparallel.runtime.launcher.launch import Results
-from simparallel.runtime.ranks.rank import play_rank
-from simparallel.runtime.reports import failure_report, run_failed
+from simparallel.runtime.ranks.rank import RunSettings, play_rank
+from simparallel.runtime.reports import check_received, failure_report, raise_failure
 
 FILES = (
     "test_collectives.py",
@@ -58,25 +59,24 @@ def run_on_mpi(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout
 
     from simparallel.comm.mpi.transport import MpiTransport
 
-    outcome, spec = None, describe(size)
+    outcome, settings = None, RunSettings(describe(size), seed=0)
     everyone = MPI.COMM_WORLD
     wait(everyone.Ibarrier())
     members = everyone.Split(int(everyone.rank >= size), everyone.rank)
     if everyone.rank < size:
         transport = MpiTransport(members, timeout_s)
         transport.start()
-        outcome, _ = play_rank(partial(fn, *args), transport, spec, medium=MPI_MESSAGES)
+        outcome, _ = play_rank(partial(fn, *args), transport, settings, medium=MPI_MESSAGES)
         assert transport.wait_for_the_others(), "a rank went on after another one had failed"
-        error = transport.unreceived(outcome.kept_letters)
-        if error is not None and outcome.report is None:
-            outcome.report = failure_report(error)
+        try:
+            check_received(transport.segment, transport.rank, outcome.kept_letters)
+        except CommError as error:
+            outcome.report = outcome.report or failure_report(error)
         transport.segment.close_fd()
     outcomes = gathered(everyone, outcome)[:size]
     members.Free()
-    results = Results(outcomes, spec)
-    if any(outcome.report is not None for outcome in outcomes):
-        error, cause = run_failed(outcomes, None)
-        raise error from cause
+    results = Results(outcomes, settings.cluster)
+    raise_failure(outcomes)
     return results
 
 

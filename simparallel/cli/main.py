@@ -255,7 +255,7 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
         from simparallel.runtime.mpi.launcher import MpiJob
 
         job = MpiJob(request.world_size, mpiexec=options.mpiexec, **settings)
-        yield job, job.run, request.log_dir
+        yield job, job.run, job.directory
         return
     settings |= {"start_timeout_s": request.start_timeout_s, "echo": request.echo}
     if request.node is not None:

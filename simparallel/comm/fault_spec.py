@@ -38,7 +38,7 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simparallel.comm.call_header import COMPARED
@@ -265,7 +265,7 @@ def _tell(fault: Fault, where: str) -> None:
     os.write(2, told.encode())
 
 
-def faults_of(faults: list[Fault], rank: int) -> Faults | None:
+def faults_of(faults: Iterable[Fault], rank: int) -> Faults | None:
     """Return the faults of `rank`, or None: then no phase is checked."""
     mine = [fault for fault in faults if fault.rank == rank]
     return Faults(mine) if mine else None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from simparallel.backend import Array, has_data, random_state
+from simparallel.backend import Array, has_data
 from simparallel.base.dry_arrays import empty, given, without_data
 from simparallel.base.dry_new import unknown_numbers
 from simparallel.base.system import without_huge_pages
@@ -26,8 +27,9 @@ from simparallel.predict.programs import ProgramRecorder, WorkRecorder
 from simparallel.predict.progress import progress
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
+from simparallel.runtime.ranks.rank import RunSettings
 from simparallel.runtime.ranks.threads import run_threads
-from simparallel.runtime.reports import Outcome, run_failed
+from simparallel.runtime.reports import Outcome, raise_failure
 
 # Worlds up to this size can be run whole. Folding that takes more rounds than this finds few ranks that are alike.
 MOST_RANKS, MOST_ROUNDS = 512, 32
@@ -83,12 +85,10 @@ def dry_run(
     if cluster is not None:
         described = {"device": cluster, **described}
     spec = describe(world_size, **described)
-    settings = {
-        "algorithm": algorithm,
-        "timeout_s": checked.seconds("timeout_s", timeout_s),
-        "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
-    }
-    return predict(partial(_with_unknown, unknown, partial(fn, *args, **kwargs)), spec, settings, fold)
+    timeout_s = checked.seconds("timeout_s", timeout_s)
+    memory_bytes = None if device_memory is None else parse_bytes(device_memory)
+    settings = RunSettings(spec, "full", timeout_s, algorithm, memory_bytes=memory_bytes)
+    return predict(partial(_with_unknown, unknown, partial(fn, *args, **kwargs)), settings, fold)
 
 
 @contextmanager
@@ -100,11 +100,12 @@ def predicted_launches(cluster: str | ClusterSpec | None, found: list[Prediction
         found: gets the predictions.
     """
 
-    def run(call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any]) -> list[Outcome]:
+    def run(call: Callable[[], Any], given: RunSettings) -> list[Outcome]:
+        spec = given.cluster
         if cluster is not None and spec.is_assumed:
             spec = describe(spec.world_size, cluster)
-        kept = {name: settings[name] for name in ("algorithm", "timeout_s", "memory_bytes")}
-        prediction, outcomes = _predicted(call, spec, kept, fold=False)
+        settings = RunSettings(spec, "full", given.timeout_s, given.algorithm, memory_bytes=given.memory_bytes)
+        prediction, outcomes = _predicted(call, settings, fold=False)
         found.append(prediction)
         return outcomes
 
@@ -115,42 +116,29 @@ def predicted_launches(cluster: str | ClusterSpec | None, found: list[Prediction
         Cluster.instead = before
 
 
-def predict(call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], fold: bool) -> Prediction:
-    """Predict a run of `call()` on every rank of `spec`."""
-    return _predicted(call, spec, settings, fold)[0]
+def predict(call: Callable[[], Any], settings: RunSettings, fold: bool) -> Prediction:
+    """Predict a run of `call()` on every rank."""
+    return _predicted(call, settings, fold)[0]
 
 
-def _predicted(
-    call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], fold: bool
-) -> tuple[Prediction, list[Outcome]]:
+def _predicted(call: Callable[[], Any], settings: RunSettings, fold: bool) -> tuple[Prediction, list[Outcome]]:
+    spec = settings.cluster
     recorders: dict[int, WorkRecorder] = {}
     with without_huge_pages(), unknown_numbers(), progress(spec.world_size, recorders):
         # With jitter, no two ranks are alike.
         if fold and spec.world_size > 1 and spec.jitter is None:
-            outcomes, stands_for = _folded(call, spec, settings, recorders)
+            outcomes, stands_for = _folded(call, settings, recorders)
         else:
-            outcomes, stands_for = _whole(call, spec, settings, recorders)
-    if any(outcome.report is not None for outcome in outcomes):
-        error, cause = run_failed(outcomes, None, spec.world_size)
-        raise error from cause
+            outcomes, stands_for = _whole(call, settings, recorders)
+    raise_failure(outcomes, world_size=spec.world_size)
     # The program may have chosen another device than the default.
     spec = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), spec)
-    capacity_bytes = settings["memory_bytes"] or spec.device.memory_bytes
-    prediction = Prediction(
-        outcomes, spec, stands_for, lambda other: predict(call, other, settings, fold), recorders, capacity_bytes
-    )
-    return prediction, outcomes
+    capacity_bytes = settings.memory_bytes or spec.device.memory_bytes
 
+    def again(other: ClusterSpec) -> Prediction:
+        return predict(call, replace(settings, cluster=other), fold)
 
-def _run(
-    call: Callable[[], Any],
-    spec: ClusterSpec,
-    settings: dict[str, Any],
-    recorders: dict[int, WorkRecorder],
-    **more: Any,
-) -> list[Outcome]:
-    kept = {"recorder_type": WorkRecorder, **settings, **more}
-    return run_threads(partial(_dry, call, recorders), spec, record="full", seed=random_state.seed, **kept)
+    return Prediction(outcomes, spec, stands_for, again, recorders, capacity_bytes), outcomes
 
 
 def _dry(call: Callable[[], Any], recorders: dict[int, WorkRecorder]) -> Any:
@@ -159,20 +147,16 @@ def _dry(call: Callable[[], Any], recorders: dict[int, WorkRecorder]) -> Any:
     assert isinstance(recorder, WorkRecorder)
     recorders[recorder.rank] = recorder
     recorder.home = partial(_home, recorder)
-    before = given.asked, given.new
     given.asked, given.new = recorder.read, partial(_new, recorder)
-    try:
-        return call()
-    finally:
-        given.asked, given.new = before
+    return call()
 
 
 def _whole(
-    call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, WorkRecorder]
+    call: Callable[[], Any], settings: RunSettings, recorders: dict[int, WorkRecorder]
 ) -> tuple[list[Outcome], Sequence[int]]:
     """Run all ranks, and note their programs."""
-    outcomes = _run(call, spec, settings, recorders, medium=DRY, recorder_type=ProgramRecorder)
-    return outcomes, range(spec.world_size)
+    outcomes = run_threads(partial(_dry, call, recorders), settings, medium=DRY, recorder_type=ProgramRecorder)
+    return outcomes, range(settings.cluster.world_size)
 
 
 def _with_unknown(value: Any, call: Callable[[], Any]) -> Any:
@@ -193,9 +177,10 @@ def _new(recorder: TwoClockRecorder, shape: Any, dtype: Any) -> Array:
 
 
 def _folded(
-    call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, WorkRecorder]
+    call: Callable[[], Any], settings: RunSettings, recorders: dict[int, WorkRecorder]
 ) -> tuple[list[Outcome], Sequence[int]]:
     """Run representatives until no more are needed; return their outcomes, and the representative of every rank."""
+    spec = settings.cluster
     run = first_guess(spec)
     for _ in range(MOST_ROUNDS):
         segment = FoldedSegment(spec.world_size, sorted(run))
@@ -205,7 +190,8 @@ def _folded(
             segment.groups |= dict.fromkeys(group.ranks for group in current().groups)
             return result
 
-        outcomes = _run(grouped, spec, settings, recorders, medium=FOLDED, segment=segment)
+        program = partial(_dry, grouped, recorders)
+        outcomes = run_threads(program, settings, medium=FOLDED, segment=segment, recorder_type=WorkRecorder)
         more = continued(segment.needed - run, run, spec.world_size)
         if not more:
             if any(outcome.report is not None for outcome in outcomes):
@@ -218,7 +204,7 @@ def _folded(
         if len(run) > MOST_RANKS:
             break
     if spec.world_size <= MOST_RANKS:
-        return _whole(call, spec, settings, recorders)
+        return _whole(call, settings, recorders)
     raise ClusterError(
         f"dry_run: {len(run)} of the {spec.world_size} ranks have programs of their own, and there may be more; only "
         f"ranks with the same program are run once for all. Use a world of at most {MOST_RANKS} ranks; fold=False runs "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -9,12 +10,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from simparallel.base import pickling
 from simparallel.base.callsite import cell_of, is_inside, place
+from simparallel.base.files import write_atomically
 from simparallel.clock.recording import Recorded
 from simparallel.comm.diagnosis import unreceived
 from simparallel.comm.memory.segment import Segment
@@ -179,6 +182,17 @@ def report_unreceived(segment: Segment, outcomes: list[Outcome]) -> None:
             report["pid"] = segment.words[segment.map.pid(rank)]
 
 
+def check_received(segment: Segment, rank: int, kept: list[tuple[int, str]]) -> None:
+    """Check, when all ranks have ended, that one rank has received all messages to it.
+
+    Raises:
+        CommError: messages are left.
+    """
+    error = unreceived(segment, {rank: kept}).get(rank)
+    if error is not None:
+        raise error
+
+
 def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dict[str, Any]:
     """Return the report of a process that ended without sending one.
 
@@ -225,12 +239,41 @@ def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> di
     }
 
 
+def write_report(log_dir: str | Path, rank: int, report: Mapping[str, Any]) -> None:
+    """Write the report of a rank that failed to `error_rankN.json`."""
+    text = json.dumps(plain_report(report), indent=1) + "\n"
+    write_atomically(Path(log_dir, f"error_rank{rank}.json"), text.encode())
+
+
+def raise_failure(outcomes: list[Outcome], log_dir: str | Path | None = None, world_size: int | None = None) -> None:
+    """Raise the error of a failed run, after writing the reports of its ranks; return if no rank has failed.
+
+    Args:
+        outcomes: of the ranks that have run.
+        log_dir: the directory of the reports; None for none.
+        world_size: number of ranks, if some of them have not run.
+
+    Raises:
+        RunFailedError: the root cause comes first; `__cause__` is its original exception.
+    """
+    __tracebackhide__ = True
+    if all(outcome.report is None for outcome in outcomes):
+        return
+    error, cause = run_failed(outcomes, log_dir, world_size)
+    try:
+        for rank, report in error.facts["reports"].items():
+            if log_dir is not None:
+                write_report(log_dir, rank, report)
+    except OSError as problem:
+        # A full disk must not replace the error of the run.
+        error.add_note(f"error_rankN.json could not be written: {problem}")
+    raise error from cause
+
+
 def run_failed(
-    outcomes: list[Outcome], log_dir: str | None, world_size: int | None = None
+    outcomes: list[Outcome], log_dir: str | Path | None, world_size: int | None
 ) -> tuple[RunFailedError, BaseException | None]:
     """Return the error of a failed run, root cause first, and the original exception.
-
-    `world_size` is the number of ranks, if some of them have not run.
 
     The root cause is the earliest failure that another rank did not cause. If it is a timeout of a wait for ranks that
     a signal had stopped, the root cause is the stopped rank.
@@ -257,11 +300,14 @@ def run_failed(
     lines += ["", *later] if later else []
     if log_dir is not None:
         lines += ["", f"Logs: {os.path.join(log_dir, f'worker_{root}.log')}, {os.path.join(log_dir, 'scheduler.log')}"]
-    plain = {
-        rank: {key: value for key, value in report.items() if key != "exception"} for rank, report in reports.items()
-    }
+    plain = {rank: plain_report(report) for rank, report in reports.items()}
     error = RunFailedError("\n".join(lines), rank=root, exit_code=cause["exit_code"], reports=plain)
     return error, _original(cause["exception"])
+
+
+def plain_report(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report without its exception, which JSON cannot hold."""
+    return {key: value for key, value in report.items() if key != "exception"}
 
 
 def _notes(reports: Mapping[int, dict[str, Any]], ranks: Sequence[int]) -> list[str]:

@@ -10,7 +10,7 @@ from simparallel.clock.memory import parse_bytes
 from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import Recorder, current_recorder, describe_device, set_recorder
 from simparallel.comm import Group, current, is_running
-from simparallel.errors import InputError, LaunchError
+from simparallel.errors import InputError
 from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import ClusterSpec, describe
 from simparallel.world.process import become_rank
@@ -22,6 +22,8 @@ _OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
 # Used together with a rank table.
 _PLACES = ("RANK_ID", "DEVICE_ID")
 _SIZE_UNKNOWN = "PMIX_RANK"
+# With one of these, the processes meet over MPI; with another one, in shared memory.
+MPI_VARIABLES = (*_MPI_LAUNCHERS, _SIZE_UNKNOWN)
 # Value: the rank's pid, then a mark of its variables. Processes that a rank starts inherit it, but differ in pid.
 CHILD_VARIABLE = "SIMPARALLEL_RANK_PROCESS"
 
@@ -59,7 +61,11 @@ def init(
     # A rank of our own launcher, or of an earlier call, is in its run already.
     if not is_running():
         launcher, before = foreign_launcher(os.environ), current_recorder()
-        joined = launcher is not None and _join(*launcher, timeout_s, start_timeout_s)
+        joined = False
+        if launcher is not None:
+            from simparallel.runtime.joined.join import join
+
+            joined = join(*launcher, timeout_s, start_timeout_s)
         if joined:
             become_rank(current().world_size, keep_own=True)
             if before is not None:
@@ -118,41 +124,6 @@ def note_if_alone(who: str) -> None:
             f"{who}: this process is one of several by its environment ({told}), but it never called init(), and so "
             "trains alone. Call init() first, or unset these variables."
         )
-
-
-def _join(variable: str, count: int, timeout_s: float | None, start_timeout_s: float | None) -> bool:
-    """Become one of the ranks; return False if this is the only process."""
-    if variable in (*_OTHER_LAUNCHERS, "RANK_TABLE_FILE"):
-        from simparallel.runtime.joined.join import join
-
-        return join(timeout_s, start_timeout_s)
-    return _join_over_mpi(variable, count, timeout_s)
-
-
-def _join_over_mpi(variable: str, count: int, timeout_s: float | None) -> bool:
-    """Become a rank over MPI; return False if MPI knows of this process only and the launcher stated no number.
-
-    Raises:
-        LaunchError: this process cannot be connected to the others.
-    """
-    told = f"init: {variable}={os.environ[variable]} says that another launcher started "
-    told += f"{count} processes" if count else "this process"
-    table = os.environ.get("RANK_TABLE_FILE")
-    ranks = f"--rank-table {table}" if table else f"-n {count or 'N'}"
-    way_out = f"Start the script with: simparallel run {ranks} SCRIPT"
-    # Not before it is needed: `join` imports mpi4py, which starts MPI.
-    from simparallel.comm.mpi import transport
-
-    if not transport.is_available():
-        raise LaunchError(f'{told}, but without mpi4py each would run alone: pip install ".[mpi]". {way_out}')
-    if transport.join(timeout_s or transport.DEFAULT_TIMEOUT_S):
-        return True
-    if count == 0:
-        return False
-    raise LaunchError(
-        f"{told}, but MPI knows of this process only: mpi4py uses another MPI library than the launcher, or srun was "
-        f"not given --mpi=pmix. {way_out}"
-    )
 
 
 def get_rank(group: Group | None = None) -> int:

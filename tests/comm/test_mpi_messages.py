@@ -23,7 +23,7 @@ from refusals import check_refusal, refused
 import simparallel as sp
 from simparallel.clock.recording import Recorded
 from simparallel.errors import DeadlineError, InputError, RunFailedError
-from simparallel.runtime.mpi import rank
+from simparallel.runtime.ranks import script_rank as rank
 from simparallel.runtime.reports import Outcome
 
 

@@ -60,7 +60,8 @@ from dataclasses import asdict
 from simparallel.runtime.mpi import rank
 rank._keep_log = lambda *_: None
 rank.run_script = lambda *_: (look(), os._exit(0))
-rank.main(json.dumps(asdict(rank.Config("", [], False, False, 2, [], None, None, [], {}, "", "", 9.0, "off", "numpy"))))
+config = rank.MpiConfig("", [], False, False, 2, None, None, [], {}, 9.0, "off", "numpy", "", [], "")
+rank.main(json.dumps(asdict(config)))
 """,
 }
 

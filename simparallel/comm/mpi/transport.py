@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -23,17 +23,12 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.clock.recorder import Recorder, set_recorder
-from simparallel.comm.communicator import Communicator, join_run
-from simparallel.comm.diagnosis import last_calls, unreceived
-from simparallel.comm.leaving import Leaving
+from simparallel.comm.diagnosis import last_calls
 from simparallel.comm.memory.arena import Arena
 from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
 from simparallel.comm.mpi.deadlock import Vigil
-from simparallel.comm.mpi.medium import MPI_MESSAGES
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
-from simparallel.machine.cluster import describe
 
 # Address space for the messages of each rank.
 ARENA_BYTES = 4 << 30
@@ -310,13 +305,6 @@ class MpiTransport(AbstractTransport):
                 return False
             looks = self._pause(looks)
 
-    def unreceived(self, kept: Iterable[tuple[int, str]]) -> Exception | None:
-        """Return the error for messages to this rank that it never received, or None. Only when all have ended."""
-        return unreceived(self.segment, {self.rank: list(kept)}).get(self.rank)
-
-    def say_done(self, last_words: str) -> None:
-        self.set_state(DONE)
-
     def stop(self, code: int) -> None:
         self.wait_for_the_others()
         self.abort(code)
@@ -326,28 +314,3 @@ class MpiTransport(AbstractTransport):
         sys.stdout.flush()
         sys.stderr.flush()
         self._world.Abort(code or 1)
-
-
-# --- scripts that another launcher started ---------------------------------------------------------------
-
-
-def join(timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-    """Make this process its MPI rank until it ends; return False if MPI knows of no other process.
-
-    The end of the process is checked like the end of any run. A rank that fails reports it to the others, and then
-    ends the job.
-
-    Collective: over all processes of the launcher.
-    """
-    everyone = world()
-    if everyone.size == 1:
-        return False
-    transport = MpiTransport(everyone.Dup(), timeout_s)
-    recorder = Recorder(transport.rank, describe(everyone.size, nodes=nodes_of(everyone)))
-    communicator = Communicator(transport, recorder, medium=MPI_MESSAGES)
-    transport.start()
-    set_recorder(recorder)
-    join_run(communicator)
-    # Its exit hook runs before MPI's, which was registered earlier.
-    Leaving(communicator, transport)
-    return True

@@ -16,24 +16,26 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from simparallel.clock.recorder import Recorder, set_recorder
 from simparallel.comm import Communicator, join_run
-from simparallel.comm.diagnosis import unreceived
 from simparallel.comm.fault_spec import VARIABLE, faults_of, parse
-from simparallel.comm.leaving import Leaving
+from simparallel.comm.group import Medium
 from simparallel.comm.memory.segment import DONE, IDLE, RUNNING
+from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.shm.transport import ShmTransport
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, UNSEEN_END, AbstractTransport, Condition
-from simparallel.errors import CommError, DeadlockError, InputError, RankFailedError
+from simparallel.errors import CommError, DeadlockError, InputError, LaunchError, RankFailedError
 from simparallel.machine.cluster import describe
 from simparallel.runtime.environment import variables
 from simparallel.runtime.joined.identity import Identity, identify
 from simparallel.runtime.joined.rendezvous import Meeting, meet, tell
+from simparallel.runtime.ranks.leaving import Leaving
 from simparallel.runtime.title import set_name
+from simparallel.world.rank import MPI_VARIABLES
 
 # Long enough to start processes by hand, in one terminal after another.
 MEET_LIMIT_S = 300.0
@@ -117,17 +119,14 @@ class JoinedTransport(ShmTransport):
 
     # --- the end ---------------------------------------------------------------------------------------
 
-    def say_done(self, last_words: str) -> None:
-        if last_words:
-            self.write_last_words(last_words)
-        self.set_state(DONE)
-
     def wait_for_the_others(self) -> bool:
-        """Wait, as long as it takes, until all ranks have ended.
+        """Wait, as long as it takes, until all ranks have ended; a rank that has failed waits for none.
 
         Raises:
             RankFailedError: one of them failed.
         """
+        if self.state_of(self.rank) != DONE:
+            return False
         # Without a limit: another rank may compute for as long as it likes.
         others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
         ended = Condition(tuple(map(self.segment.map.state, others)), others, DONE)
@@ -135,10 +134,6 @@ class JoinedTransport(ShmTransport):
         self.wait([ended], _wait_for_ends)
         self.check_health(ended, _wait_for_ends)
         return True
-
-    def unreceived(self, kept: Iterable[tuple[int, str]]) -> Exception | None:
-        """Return the error for messages to this rank that it never received. Call it after all ranks have ended."""
-        return unreceived(self.segment, {self.rank: list(kept)}).get(self.rank)
 
     def stop(self, code: int) -> None:
         """Do nothing: the others see that this rank has failed, and stop by themselves."""
@@ -255,10 +250,11 @@ def _status_of_zombie(pid: int, pidfd: int) -> int | None:
     return int(fields[49]) if fields[0] == "Z" else None
 
 
-def join(timeout_s: float | None = None, start_timeout_s: float | None = None) -> bool:
-    """Make this process the rank that its environment describes, until it ends.
+def join(variable: str, count: int, timeout_s: float | None, start_timeout_s: float | None) -> bool:
+    """Make this process a rank of the job that another launcher started, until the process ends.
 
     Args:
+        variable, count: see `foreign_launcher`.
         timeout_s: seconds that a rank waits for another one; None for 60.
         start_timeout_s: seconds to wait until all processes have arrived; None for 300.
 
@@ -268,33 +264,78 @@ def join(timeout_s: float | None = None, start_timeout_s: float | None = None) -
     Collective: over all processes of the job.
 
     Raises:
-        LaunchError: see `identify` and `meet`.
+        LaunchError: see `identify` and `meet`; or MPI does not connect this process with the others.
         InputError: a limit is not above 0, or SIMPARALLEL_FAULT has a wrong field.
         SharedMemoryError: there is not enough memory.
     """
     for name, value in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
         if value is not None and not value > 0:
             raise InputError(f"init: {name}={value!r} must be a number of seconds above 0.")
+    limit_s = timeout_s or DEFAULT_TIMEOUT_S
+    if variable in MPI_VARIABLES:
+        place = _over_mpi(variable, count, limit_s)
+    else:
+        place = _here(limit_s, start_timeout_s or MEET_LIMIT_S)
+    if place is None:
+        return False
+    recorder = Recorder(place.transport.rank, describe(place.transport.world_size, nodes=place.nodes))
+    communicator = Communicator(place.transport, recorder, medium=place.medium)
+    # From here on this thread is the rank, until the process ends; `Leaving` then publishes its state. Over MPI its
+    # exit hook runs before MPI's, which was registered earlier.
+    place.transport.start()
+    set_recorder(recorder)
+    join_run(communicator)
+    Leaving(communicator, place.transport)
+    set_name(communicator.rank, sys.argv[0])
+    return True
+
+
+class Place(NamedTuple):
+    """The place of this process among the others: how it reaches them, and the ranks of each node."""
+
+    transport: Any
+    nodes: Sequence[Sequence[int]]
+    medium: Medium
+
+
+def _here(timeout_s: float, start_timeout_s: float) -> Place | None:
+    """Meet the other processes of the job, all on this machine; return None if there are none."""
     identity = identify(os.environ)
     # All ranks have the same notes.
     for note in identity.notes if identity.rank == 0 else ():
         tell(f"note: {note}")
     if identity.world_size == 1:
-        return False
+        return None
     faults = parse(os.environ.get(VARIABLE, ""), identity.world_size)
-    meeting = meet(identity, start_timeout_s or MEET_LIMIT_S, tell)
+    meeting = meet(identity, start_timeout_s, tell)
     settle(identity, meeting)
-    settings = {"faults": faults_of(faults, identity.rank)}
-    transport = JoinedTransport(meeting, identity.rank, timeout_s or DEFAULT_TIMEOUT_S, **settings)
-    recorder = Recorder(identity.rank, describe(identity.world_size, nodes=meeting.nodes))
-    communicator = Communicator(transport, recorder)
-    # From here on this thread is the rank, until the process ends; `Leaving` then publishes its state.
-    transport.start()
-    set_recorder(recorder)
-    join_run(communicator)
-    Leaving(communicator, transport)
-    set_name(identity.rank, sys.argv[0])
-    return True
+    transport = JoinedTransport(meeting, identity.rank, timeout_s, faults=faults_of(faults, identity.rank))
+    return Place(transport, meeting.nodes, SHARED_MEMORY)
+
+
+def _over_mpi(variable: str, count: int, timeout_s: float) -> Place | None:
+    """Meet the other processes over MPI; return None if there are none, and the launcher stated no number."""
+    told = f"init: {variable}={os.environ[variable]} says that another launcher started "
+    told += f"{count} processes" if count else "this process"
+    table = os.environ.get("RANK_TABLE_FILE")
+    ranks = f"--rank-table {table}" if table else f"-n {count or 'N'}"
+    way_out = f"Start the script with: simparallel run {ranks} SCRIPT"
+    # Not before it is needed: `world` imports mpi4py, which starts MPI.
+    from simparallel.comm.mpi import transport as mpi
+    from simparallel.comm.mpi.medium import MPI_MESSAGES
+
+    if not mpi.is_available():
+        raise LaunchError(f'{told}, but without mpi4py each would run alone: pip install ".[mpi]". {way_out}')
+    everyone = mpi.world()
+    if everyone.size > 1:
+        # A duplicate, so that our messages and those of a script that uses mpi4py itself cannot meet.
+        return Place(mpi.MpiTransport(everyone.Dup(), timeout_s), mpi.nodes_of(everyone), MPI_MESSAGES)
+    if count == 0:
+        return None
+    raise LaunchError(
+        f"{told}, but MPI knows of this process only: mpi4py uses another MPI library than the launcher, or srun was "
+        f"not given --mpi=pmix. {way_out}"
+    )
 
 
 def settle(identity: Identity, meeting: Meeting) -> None:

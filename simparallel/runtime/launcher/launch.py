@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import reprlib
@@ -16,16 +15,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from simparallel.algorithms import names
-from simparallel.backend import get_float32_matmul_precision, random_state
 from simparallel.base.callsite import user_level
-from simparallel.base.files import write_atomically
 from simparallel.base.html import table
 from simparallel.clock.memory import parse_bytes
 from simparallel.clock.recording import check_record, join, timer_of
 from simparallel.comm.fault_spec import VARIABLE, parse
 from simparallel.comm.memory.memfd import disabled
 from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
-from simparallel.errors import InputError, LaunchError, RunFailedError
+from simparallel.errors import InputError, LaunchError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import places
@@ -35,8 +32,9 @@ from simparallel.runtime.launcher.settings import check_function, check_keywords
 from simparallel.runtime.log_folder import RANK_LINKS, forget_reports
 from simparallel.runtime.preflight import check_memory, check_not_in_a_rank
 from simparallel.runtime.ranks.notices import Notes
+from simparallel.runtime.ranks.rank import RunSettings
 from simparallel.runtime.ranks.threads import run_threads
-from simparallel.runtime.reports import Outcome, run_failed
+from simparallel.runtime.reports import Outcome, raise_failure
 from simparallel.trace import Trace
 
 TRANSPORTS = ("shm", "inline")
@@ -157,7 +155,7 @@ class Cluster:
         [8, 8]
     """
 
-    # Runs a program in place of the ranks: (call, cluster, settings of the run) -> outcomes; see `simulate.dry_run`.
+    # Runs a program in place of the ranks: (call, settings of the run) -> outcomes; see `simulate.dry_run`.
     instead: ClassVar[Callable[..., list[Outcome]] | None] = None
     # Whether each rank of a run is a process of its own, forked from the warm one: then no run sees what an earlier one
     # changed in its process. Not on GPUs, which a forked process cannot use.
@@ -208,20 +206,22 @@ class Cluster:
         log_folder = checked.folder("log_dir", log_dir)
         self.log_dir = None if log_folder is None else str(log_folder)
         self.timeout_s = timeout_s
-        self._run_settings = {
+        blas_threads = checked.blas_threads(blas_threads)
+        self._run_settings: dict[str, Any] = {
             "timeout_s": timeout_s,
             "algorithm": algorithm,
             "check": check,
             "record": check_record(record),
             "array": checked.array(array),
+            "blas_threads": blas_threads,
             "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
         }
         self.echo = echo
         self.trace = Trace([], self.spec)
-        self._pool_settings = {
+        self._pool_settings: dict[str, Any] = {
             "device_ids": where.device_ids, "environment": where.environment, "log_dir": log_folder,
             "links": checked.text("log_links", log_links), "files": checked.names("log_files", log_files),
-            "arena_bytes": checked.arena_size(arena_bytes), "blas_threads": checked.blas_threads(blas_threads),
+            "arena_bytes": checked.arena_size(arena_bytes), "blas_threads": blas_threads,
             "start_timeout_s": start_timeout_s,
         }  # fmt: skip
         self._pool: Pool | None = None
@@ -275,9 +275,7 @@ class Cluster:
         # Also after a failure: the trace of a failed run shows what led to it.
         results = Results(outcomes, self.spec)
         self.trace = results.trace
-        failure = self._failure(outcomes)
-        if failure is not None:
-            raise failure[0] from failure[1]
+        raise_failure(outcomes, self.log_dir)
         lost = [f"of rank {o.rank} {o.lost_output}" for o in outcomes if o.lost_output]
         if lost:
             warnings.warn(f"the logs lack output: {', '.join(lost)}.", stacklevel=user_level())
@@ -285,27 +283,24 @@ class Cluster:
 
     def _outcomes(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Outcome]:
         if self.instead is not None:
-            return self.instead(partial(function, *args, **kwargs), self.spec, self._run_settings)
+            return self.instead(partial(function, *args, **kwargs), RunSettings(self.spec, **self._run_settings))
         is_inline = self.transport == "inline"
         faults = parse(self._fault_text(), self.world_size, threads=is_inline)
         # This raises for a wrong SIMPARALLEL_DISABLE before anything starts.
         disabled()
-        settings = {**self._run_settings, "faults": faults, "seed": random_state.seed}
-        settings["matmul_precision"] = get_float32_matmul_precision()
+        settings = RunSettings(self.spec, faults=faults, **self._run_settings)
         notes = Notes(self.log_dir)
         try:
             if is_inline:
                 self._forget_reports()
                 call = partial(function, *args, **kwargs)
-                settings |= {name: self._pool_settings[name] for name in ("blas_threads", "arena_bytes")}
-                return run_threads(call, self.spec, tell=notes, **settings)  # type: ignore[arg-type]
+                return run_threads(call, settings, tell=notes, arena_bytes=self._pool_settings["arena_bytes"])
             # Pack first: a function that cannot be sent should not cost the start of the processes.
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
             self._forget_reports()
-            shown: dict[str, Any] = {"echo": self.echo, "note": notes, "apart": notes.bar.hidden}
-            fork = self.forks and settings["array"] == "numpy"
-            return pool.run(payload, self.spec, fork=fork, **shown, **settings)  # type: ignore[arg-type]
+            fork = self.forks and settings.array == "numpy"
+            return pool.run(payload, settings, fork=fork, echo=self.echo, note=notes, apart=notes.bar.hidden)
         finally:
             notes.close()
             if self._pool is not None and not self._pool.usable:
@@ -333,32 +328,13 @@ class Cluster:
         # Here, and not at construction: a Cluster costs nothing until its first run.
         if self._pool is None:
             check_memory(self.world_size)
-            self._pool = Pool(self.spec.nodes, **self._pool_settings)  # type: ignore[arg-type]
+            self._pool = Pool(self.spec.nodes, **self._pool_settings)
         return self._pool
 
     def _forget_reports(self) -> None:
         """Remove the previous run's failure reports; called once the next run is sure to begin."""
         if self.log_dir is not None:
             forget_reports(Path(self.log_dir))
-
-    def _failure(self, outcomes: list[Outcome]) -> tuple[RunFailedError, BaseException | None] | None:
-        """Return the error of a failed run and its original exception, after writing the reports; None on success."""
-        if all(outcome.report is None for outcome in outcomes):
-            return None
-        error, cause = run_failed(outcomes, self.log_dir)
-        try:
-            self._write_reports(error.facts["reports"])
-        except OSError as problem:
-            # A full disk must not replace the error of the run.
-            error.add_note(f"error_rankN.json could not be written: {problem}")
-        return error, cause
-
-    def _write_reports(self, reports: dict[int, dict[str, Any]]) -> None:
-        if self.log_dir is None:
-            return
-        for rank, report in reports.items():
-            text = json.dumps(report, indent=1) + "\n"
-            write_atomically(Path(self.log_dir, f"error_rank{rank}.json"), text.encode())
 
     def close(self) -> None:
         """End the device processes. Idempotent."""

@@ -20,6 +20,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,15 @@ from simparallel.base import pickling
 from simparallel.base.blas import THREAD_VARIABLES, default_threads
 from simparallel.base.callsite import PACKAGE, cell_of
 from simparallel.base.system import missing_for_processes
-from simparallel.comm.fault_spec import Fault
 from simparallel.comm.memory.memfd import open_unnamed
 from simparallel.comm.memory.segment import Segment
-from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
-from simparallel.machine.cluster import ClusterSpec
 from simparallel.runtime import channel
 from simparallel.runtime.launcher.run import LOOK_S, Note, Run
 from simparallel.runtime.log_folder import RANK_LINKS
 from simparallel.runtime.logs import Apart, LogFiles, Tail, console
 from simparallel.runtime.module_watch import Sources
+from simparallel.runtime.ranks.rank import RunSettings
 from simparallel.runtime.reports import Outcome, report_unreceived, where_stopped
 
 START_LIMIT_S = 30.0
@@ -133,9 +132,10 @@ class Pool:
         self.owner = os.getpid()
         self._start_timeout_s = start_timeout_s
         environment = dict(environment or {})
+        self._blas_threads = blas_threads or default_threads(self.world_size, {**os.environ, **environment})
         told = {
             "nodes": [list(node) for node in nodes], "device_ids": list(device_ids), "environment": environment,
-            "blas_threads": blas_threads or default_threads(self.world_size, {**os.environ, **environment}),
+            "blas_threads": self._blas_threads,
         }  # fmt: skip
         try:
             with _standard_streams_taken():
@@ -255,17 +255,8 @@ class Pool:
     def run(
         self,
         payload: bytes,
-        cluster: ClusterSpec,
+        settings: RunSettings,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        record: str = "summary",
-        memory_bytes: int | None = None,
-        algorithm: str = "direct",
-        check: str = "full",
-        faults: list[Fault] | None = None,
-        seed: int = 0,
-        matmul_precision: str = "highest",
-        array: str = "numpy",
         fork: bool = False,
         echo: bool | Collection[int] = True,
         note: Note | None = None,
@@ -275,14 +266,10 @@ class Pool:
 
         Args:
             payload: the call, see `pack`.
-            cluster: the hardware that prices it.
-            timeout_s, record, algorithm, check, array, echo: see `Cluster`.
-            memory_bytes: capacity of each device; None for no limit.
-            faults: faults to inject.
-            seed: seed of the random numbers of every rank.
-            matmul_precision: see `set_float32_matmul_precision`.
+            settings: the settings of the run.
             fork: whether each rank runs in a process forked for this run, which begins with the environment, the
                 directory and the path for imports of this one.
+            echo: see `Cluster`.
             note: called with each message that a rank sends while it runs: progress, figures.
             apart: returns a context manager inside which the ranks' lines are printed, see `Tail`.
 
@@ -295,16 +282,12 @@ class Pool:
         self.segment.reset()
         for rank, pid in enumerate(self._pids):
             self.segment.words[self.segment.map.pid(rank)] = pid
-        settings = {
-            "cluster": cluster, "timeout_s": timeout_s, "record": record, "memory_bytes": memory_bytes,
-            "algorithm": algorithm, "check": check, "faults": faults or [], "seed": seed,
-            "matmul_precision": matmul_precision, "array": array,
-        }  # fmt: skip
+        settings = replace(settings, blas_threads=self._blas_threads)
         # Pickled once for all ranks.
         surroundings = (dict(os.environ), _module_path(), _directory()) if fork else None
         call = {"payload": payload, "settings": settings, "surroundings": surroundings}
         message = pickling.dumps({**call, **_cells()})
-        run = Run(self, Tail(self.logs.rank_fds, console(), apart=apart, echo=echo), note, timeout_s)
+        run = Run(self, Tail(self.logs.rank_fds, console(), apart=apart, echo=echo), note, settings.timeout_s)
         try:
             for rank, connection in enumerate(self.connections):
                 # Before sending: after an interrupted send, the rank still counts as unanswered.

@@ -32,7 +32,7 @@ from simparallel.runtime.environment import variables
 from simparallel.runtime.module_watch import Imported
 from simparallel.runtime.ranks import log_records
 from simparallel.runtime.ranks.fork import Fork, follow
-from simparallel.runtime.ranks.rank import flush_output, play_rank
+from simparallel.runtime.ranks.rank import RunSettings, flush_output, play_rank
 from simparallel.runtime.ranks.shutdown import end_program, end_with_parent, forget_the_hosts, run_program, write_out
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.title import set_program
@@ -169,9 +169,9 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams, 
         if last is not None:
             # Safe only now: until all ranks had ended the previous run, peers could still read this rank's memory.
             last.release()
-        settings = message["settings"]
-        timeout_s, check, faults = (settings.pop(name) for name in ("timeout_s", "check", "faults"))
-        transport = ShmTransport(segment, rank, timeout_s, arena, check=check, faults=faults_of(faults, rank))
+        settings: RunSettings = message["settings"]
+        faults = faults_of(settings.faults, rank)
+        transport = ShmTransport(segment, rank, settings.timeout_s, arena, check=settings.check, faults=faults)
         surroundings, modules = message["surroundings"], []
         if surroundings is not None:
             follow(surroundings)
@@ -190,9 +190,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams, 
         linecache.cache.update(message["sources"])
         callsite.cells.update(message["cells"])
         call = partial(_call, message["payload"], rank, wiring.world_size, interrupts)
-        outcome, last = play_rank(
-            call, transport, **settings, tell=launcher.tell, is_process=True, blas_threads=wiring.blas_threads
-        )
+        outcome, last = play_rank(call, transport, settings, is_process=True, tell=launcher.tell)
         # A signal may have interrupted the `finally` of `_call` before it disarmed the handler.
         interrupts.armed = False
         outcome.modules = modules + imported.new()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from simparallel.backend import finish_checks, random_state, set_float32_matmul_precision
+from simparallel.backend import finish_checks, get_float32_matmul_precision, random_state, set_float32_matmul_precision
 from simparallel.clock.recorder import Recorder, use_recorder
-from simparallel.comm import Communicator, use_communicator
+from simparallel.comm import Communicator, current, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
+from simparallel.comm.fault_spec import Fault
 from simparallel.comm.group import Medium
 from simparallel.comm.memory.segment import DONE
-from simparallel.comm.transport import AbstractTransport
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport
 from simparallel.gpu.recorder import GpuRecorder
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.rank_local import RankLocal, begin_run
@@ -39,62 +41,75 @@ class _Teller(RankLocal):
 _teller = _Teller()
 
 
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of a run, the same on every rank.
+
+    Attributes:
+        cluster: the hardware that prices the ranks' work; its `world_size` is the number of ranks.
+        record, timeout_s, algorithm, check, array, blas_threads: see `Cluster`.
+        memory_bytes: capacity of each device; None for no limit.
+        faults: faults to inject.
+        seed: seed of the random numbers of every rank; by default that of the thread that makes the settings.
+        matmul_precision: see `set_float32_matmul_precision`; by default that of the process that makes the settings.
+    """
+
+    cluster: ClusterSpec
+    record: str = "summary"
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    algorithm: str = "direct"
+    check: str = "full"
+    array: str = "numpy"
+    blas_threads: int | None = None
+    memory_bytes: int | None = None
+    faults: Sequence[Fault] = ()
+    seed: int = field(default_factory=lambda: random_state.seed)
+    matmul_precision: str = field(default_factory=get_float32_matmul_precision)
+
+
 def play_rank(
     call: Callable[[], Any],
     transport: AbstractTransport,
-    cluster: ClusterSpec,
+    settings: RunSettings,
     *,
-    record: str = "summary",
-    memory_bytes: int | None = None,
-    algorithm: str = "direct",
-    tell: Tell | None = None,
     medium: Medium = SHARED_MEMORY,
-    is_process: bool = False,
-    seed: int = 0,
-    matmul_precision: str = "highest",
-    blas_threads: int | None = None,
-    array: str = "numpy",
     recorder_type: type[Recorder] = Recorder,
+    is_process: bool = False,
+    tell: Tell | None = None,
 ) -> tuple[Outcome, Communicator]:
     """Run `call()` as this transport's rank. Never raises: the outcome holds the failure.
 
-    The rank starts with its own random state from `seed`, its clocks at 0 and gradients enabled. `sys.exit(0)` is a
-    normal end.
+    The rank starts with its own random state, its clocks at 0 and gradients enabled. `sys.exit(0)` is a normal end.
 
     Args:
         call: the user's function with its arguments.
         transport: connects the rank with the others.
-        cluster: the hardware that prices its work.
-        record, algorithm: see `Cluster`.
-        memory_bytes: capacity of each device; None for no limit.
-        tell: sends a message to the launcher; None for none.
+        settings: the settings of the run.
         medium: how the payloads of collectives travel.
+        recorder_type: class of the rank's recorder.
         is_process: the whole process is the rank, not only the calling thread.
-        seed: seed of its random numbers.
-        matmul_precision: see `set_float32_matmul_precision`.
-        blas_threads: of a process, see `become_rank`.
-        array: see `Cluster`.
-        recorder_type: class of its recorder.
+        tell: sends a message to the launcher; None for none.
 
     Returns:
         The outcome and the rank's communicator.
     """
-    # The process may be warm: reset every setting that an earlier run may have changed.
-    kind = recorder_type if array == "numpy" else GpuRecorder
-    recorder = kind(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
-    communicator = Communicator(transport, recorder, algorithm, medium)
+    # The process may be warm: restore everything that an earlier run may have changed.
     begin_run()
-    random_state.seed = seed
-    set_float32_matmul_precision(matmul_precision)
+    random_state.seed = settings.seed
+    set_float32_matmul_precision(settings.matmul_precision)
     begin_settings()
+    _teller.tell = tell
     if is_process:
         # Threads share these settings; for them `run_threads` limits BLAS, and `Draws` seeds the streams.
-        become_rank(transport.world_size, blas_threads)
+        become_rank(transport.world_size, settings.blas_threads)
+    kind, memory_bytes = recorder_type if settings.array == "numpy" else GpuRecorder, settings.memory_bytes
+    recorder = kind(transport.rank, settings.cluster, record=settings.record, memory_bytes=memory_bytes)
+    communicator = Communicator(transport, recorder, settings.algorithm, medium)
     outcome = Outcome(transport.rank)
     gpu = None
     # A process is the rank as a whole: threads that the program starts belong to it, too.
     joined = use_communicator(communicator, of_process=is_process)
-    with use_recorder(recorder), joined, _telling(tell), ExitStack() as stack:
+    with use_recorder(recorder), joined, ExitStack() as stack:
         try:
             if isinstance(recorder, GpuRecorder):
                 from simparallel.runtime.ranks.gpu import on_gpu  # few runs have GPUs
@@ -102,14 +117,7 @@ def play_rank(
                 gpu = stack.enter_context(on_gpu(communicator, recorder, memory_bytes))
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
-            # A collective that `sys.exit` interrupted raises SystemExit again here.
-            with _normal_exit():
-                communicator.finish()
-            if communicator.gpu is not None:
-                communicator.gpu.finish()
-            finish_checks()
-            # Only after all collectives have ended: a rank that waits for one that is DONE raises.
-            transport.set_state(DONE)
+            finish(communicator)
         except BaseException as error:
             if is_process and isinstance(error, EOFError) and error.args == _END_OF_INPUT:
                 error.add_note("Ranks have no keyboard: pass values as arguments, or read them before the launch.")
@@ -128,6 +136,23 @@ def play_rank(
     outcome.metrics = recorder.metrics
     outcome.cluster = recorder.cluster
     return outcome, communicator
+
+
+def finish(communicator: Communicator, last_words: str = "") -> None:
+    """Finish the communication in progress, for which other ranks may wait, and then publish that this rank is done.
+
+    `last_words`: a possible reason for an early end.
+    """
+    # A collective that `sys.exit` interrupted raises SystemExit again here.
+    with _normal_exit():
+        communicator.finish()
+    if communicator.gpu is not None:
+        communicator.gpu.finish()
+    finish_checks()
+    if last_words:
+        communicator.transport.write_last_words(last_words)
+    # Only after all collectives have ended: a rank that waits for one that is DONE raises.
+    communicator.transport.set_state(DONE)
 
 
 @contextmanager
@@ -179,15 +204,6 @@ def flush_output(*more: TextIO) -> None:
             stream.flush()
 
 
-@contextmanager
-def _telling(tell: Tell | None) -> Iterator[None]:
-    before, _teller.tell = _teller.tell, tell
-    try:
-        yield
-    finally:
-        _teller.tell = before
-
-
 def progress(iterable: Iterable[T], description: str = "", total: int | None = None) -> Iterator[T]:
     """Iterate over `iterable` with a progress bar, which the launcher draws for rank 0.
 
@@ -196,20 +212,15 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
         description: text in front of the bar.
         total: number of items; by default `len(iterable)` if it has a length.
     """
-    from simparallel.comm import current
-
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     # One bar for the run: rank 0 reports. Outside of a run tqdm draws it here.
     tell = _teller.tell
-    if current().rank != 0:
-        tell = None
-    if tell is None and current().world_size == 1 and _teller.tell is None:
+    if tell is None and current().world_size == 1:
         from tqdm import tqdm
 
-        yield from tqdm(iterable, desc=description, total=total)
-        return
-    if tell is None:
+        iterable = tqdm(iterable, desc=description, total=total)
+    if tell is None or current().rank != 0:
         yield from iterable
         return
     done = told = 0

@@ -10,24 +10,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from simparallel.backend import get_float32_matmul_precision
 from simparallel.base import blas
 from simparallel.base.callsite import frames_of, user_place
 from simparallel.base.units import format_numbers
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.communicator import Communicator
-from simparallel.comm.fault_spec import Fault, faults_of
+from simparallel.comm.fault_spec import faults_of
 from simparallel.comm.group import Medium
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
 from simparallel.comm.shm.medium import SHARED_MEMORY
-from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import DeadlineError, LaunchError
-from simparallel.machine.cluster import ClusterSpec
 from simparallel.rank_local import RankLocal
 from simparallel.runtime.preflight import check_depth
 from simparallel.runtime.ranks.random_streams import Draws
-from simparallel.runtime.ranks.rank import Tell, play_rank
+from simparallel.runtime.ranks.rank import RunSettings, Tell, play_rank
 from simparallel.runtime.reports import Outcome, failure_report, report_unreceived
 
 # Address space, not memory.
@@ -52,38 +49,23 @@ _nested = _Nested()
 
 def run_threads(
     call: Callable[[], Any],
-    cluster: ClusterSpec,
+    settings: RunSettings,
     *,
-    record: str = "summary",
-    memory_bytes: int | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    algorithm: str = "direct",
-    check: str = "full",
-    faults: list[Fault] | None = None,
     tell: Tell | None = None,
-    seed: int = 0,
-    matmul_precision: str | None = None,
-    blas_threads: int | None = None,
     arena_bytes: int = 0,
-    array: str = "numpy",
     medium: Medium = SHARED_MEMORY,
     segment: Segment | None = None,
     recorder_type: type[Recorder] = Recorder,
 ) -> list[Outcome]:
-    """Run `call()` as the ranks of `cluster`; return one outcome per rank that runs, in order.
+    """Run `call()` on ranks that are threads; return one outcome per rank that runs, in order.
 
     Ranks see the same environment as device processes: as many BLAS threads, and their own streams of `random` and
     `np.random`, all with the same seed. The caller's streams are restored.
 
     Args:
         call: the user's function with its arguments.
-        cluster: the hardware that prices it; its `world_size` is the number of ranks.
-        record, timeout_s, algorithm, check, blas_threads, array: see `Cluster`.
-        memory_bytes: capacity of each device; None for no limit.
-        faults: faults to inject.
+        settings: the settings of the run.
         tell: called with each message of a rank: progress.
-        seed: seed of the random numbers of every rank.
-        matmul_precision: see `set_float32_matmul_precision`; None for the setting of this process.
         arena_bytes: address space of each rank's shared memory; 0 for the default.
         medium: how the payloads of collectives travel.
         segment: the shared memory, which also determines the ranks that run; None makes one for all ranks.
@@ -94,15 +76,17 @@ def run_threads(
     """
     depth = _nested.depth + 1
     check_depth(depth)
-    segment = segment or Segment(cluster.world_size, arena_bytes=arena_bytes or ARENA_BYTES)
+    segment = segment or Segment(settings.cluster.world_size, arena_bytes=arena_bytes or ARENA_BYTES)
     num_threads = len(segment.ranks)
     draws = Draws(num_threads)
     turns = Turns(num_threads, draws.leave, draws.enter)
     transports = [
-        InlineTransport(segment, rank, turns, timeout_s, check=check, faults=faults_of(faults or [], rank))
+        InlineTransport(
+            segment, rank, turns, settings.timeout_s, check=settings.check, faults=faults_of(settings.faults, rank)
+        )
         for rank in segment.ranks
     ]
-    watch = _Watch(segment, turns, call, timeout_s)
+    watch = _Watch(segment, turns, call, settings.timeout_s)
 
     communicators: dict[int, Communicator] = {}
 
@@ -113,20 +97,9 @@ def run_threads(
         rank = segment.ranks[turn]
         outcome = Outcome(rank)
         try:
-            with blas.limited_threads(blas_threads or blas.default_threads(num_threads)):
+            with blas.limited_threads(settings.blas_threads or blas.default_threads(num_threads)):
                 outcome, communicators[turn] = play_rank(
-                    watch.calls[turn],
-                    transports[turn],
-                    cluster,
-                    record=record,
-                    memory_bytes=memory_bytes,
-                    algorithm=algorithm,
-                    tell=tell,
-                    seed=seed,
-                    matmul_precision=matmul_precision or get_float32_matmul_precision(),
-                    array=array,
-                    medium=medium,
-                    recorder_type=recorder_type,
+                    watch.calls[turn], transports[turn], settings, medium=medium, recorder_type=recorder_type, tell=tell
                 )
         except BaseException as error:
             # Raised by a user's object that `play_rank` looked at after the call.

@@ -1,39 +1,31 @@
-"""The end of a process that became a rank by itself: no launcher watches it, so it reports its end to the others."""
+"""The end of a rank whose process no host watches: it reports its end to the other ranks, and waits for theirs."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-import time
-import traceback
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from simparallel.comm.communicator import Communicator
-from simparallel.comm.memory.segment import DONE
-from simparallel.comm.transport import LEFT
-from simparallel.errors import RankFailedError
+from simparallel.comm import Communicator
+from simparallel.comm.memory.segment import DONE, Segment
+from simparallel.runtime.ranks.rank import finish
+from simparallel.runtime.reports import check_received, failure_report
 
 
 class EndingTransport(Protocol):
-    """The part of a rank's transport that its end needs."""
+    """The part of the transport of such a rank that its end needs, beside that of every transport."""
 
     rank: int
+    segment: Segment
 
     def state_of(self, rank: int) -> int: ...
 
     def fail(self, report: dict[str, Any], error: BaseException | None = None) -> None: ...
 
-    def say_done(self, last_words: str) -> None:
-        """Publish that this rank has ended; `last_words`: a possible reason for an early end, or ""."""
-
     def wait_for_the_others(self) -> bool:
         """Wait until all ranks have ended or one has failed; return whether all have ended."""
-
-    def unreceived(self, kept: Iterable[tuple[int, str]]) -> Exception | None:
-        """Return the error for messages to this rank that it never received, or None."""
 
     def stop(self, code: int) -> None:
         """End everything that has to end with a rank that failed."""
@@ -65,7 +57,7 @@ class Leaving:
         self._show(kind, error, trace)
         # The rank may have reported its end already, and a forked process must not speak for it.
         if not self._is_over():
-            self._tell(error)
+            self._transport.fail(failure_report(error), error)
             self._transport.stop(1)
 
     def exit(self, status: object = None, /) -> NoReturn:
@@ -79,13 +71,9 @@ class Leaving:
             return
         transport = self._transport
         try:
-            # Communication in progress is finished first: other ranks may wait for it.
-            self._communicator.finish()
-            transport.say_done(self._last_words())
-            everyone = transport.wait_for_the_others()
-            error = transport.unreceived(self._communicator.kept_letters()) if everyone else None
-            if error is not None:
-                raise error
+            finish(self._communicator, self._last_words())
+            if transport.wait_for_the_others():
+                check_received(transport.segment, transport.rank, self._communicator.kept_letters())
         except BaseException as error:
             self.failed(type(error), error, error.__traceback__)
             own = self._exit_code if isinstance(self._exit_code, int) else 0
@@ -94,24 +82,10 @@ class Leaving:
     def _last_words(self) -> str:
         """Return possible reasons for an early end: the last error shown, as by test runners, and the exit code."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        told = [_summary(error)] if error is not None else []
+        told = [failure_report(error)["summary"]] if error is not None else []
         told += [f"sys.exit({self._exit_code!r})"] if self._exit_code not in (None, 0) else []
         return ", ".join(told)
 
     def _is_over(self) -> bool:
         """Return whether the rank has ended, or this process was forked from it."""
         return os.getpid() != self._pid or self._transport.state_of(self._transport.rank) >= DONE
-
-    def _tell(self, error: BaseException) -> None:
-        # A rank that was stopped by another's failure is no root cause.
-        caused_by_others = isinstance(error, RankFailedError) and error.facts.get("cause") != LEFT
-        report = {
-            "summary": _summary(error),
-            "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
-            "time_ns": time.monotonic_ns(),
-        }
-        self._transport.fail(report, error)
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
