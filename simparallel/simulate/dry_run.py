@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from simparallel.backend import Array, has_data, random_state
+from simparallel.base.attributes import setting
 from simparallel.base.dry_arrays import empty, given, without_data
 from simparallel.base.dry_new import unknown_numbers
 from simparallel.base.system import without_huge_pages
@@ -108,11 +109,8 @@ def predicted_launches(cluster: str | ClusterSpec | None, found: list[Prediction
         found.append(prediction)
         return outcomes
 
-    before, Cluster.instead = Cluster.instead, staticmethod(run)
-    try:
+    with setting(Cluster, instead=staticmethod(run)):
         yield
-    finally:
-        Cluster.instead = before
 
 
 def predict(call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], fold: bool) -> Prediction:
@@ -159,12 +157,8 @@ def _dry(call: Callable[[], Any], recorders: dict[int, WorkRecorder]) -> Any:
     assert isinstance(recorder, WorkRecorder)
     recorders[recorder.rank] = recorder
     recorder.home = partial(_home, recorder)
-    before = given.asked, given.new
-    given.asked, given.new = recorder.read, partial(_new, recorder)
-    try:
+    with setting(given, asked=recorder.read, new=partial(_new, recorder)):
         return call()
-    finally:
-        given.asked, given.new = before
 
 
 def _whole(

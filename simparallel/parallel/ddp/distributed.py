@@ -15,6 +15,7 @@ from typing import Any
 
 from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, current
 from simparallel.errors import InputError
@@ -215,11 +216,8 @@ class DistributedDataParallel(Module):
         first backward after the block reduces the accumulated gradients. For a checkpointed part the second run
         decides, which happens in backward. Collective: no.
         """
-        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
-        try:
+        with setting(self, require_backward_grad_sync=False):
             yield
-        finally:
-            self.require_backward_grad_sync = before
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Let `hook(state, bucket)` reduce the buckets, instead of the mean over the ranks.

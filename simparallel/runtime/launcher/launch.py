@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from simparallel.backend import get_float32_matmul_precision, random_state
+from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_level
 from simparallel.base.files import write_atomically
 from simparallel.base.html import table
@@ -84,11 +85,8 @@ class Around(Protocol):
 @contextmanager
 def running(around: Around) -> Iterator[None]:
     """Let a tool run around the programs of all runs that begin inside the block."""
-    before, Cluster.around = Cluster.around, (*Cluster.around, around)
-    try:
+    with setting(Cluster, around=(*Cluster.around, around)):
         yield
-    finally:
-        Cluster.around = before
 
 
 class Cluster:
