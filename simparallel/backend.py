@@ -187,11 +187,6 @@ def finish_checks() -> None:
         run_checks()
 
 
-def has_checks() -> bool:
-    """Return whether checks of this thread wait for a read."""
-    return bool(_reader.checks)
-
-
 def number_on(xp: Any, value: Any, dtype: Any) -> Array:
     """Return a number as a 0-d array. On a GPU a kernel writes it, which is faster than a copy from the host.
 

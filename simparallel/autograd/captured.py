@@ -26,6 +26,7 @@ from simparallel.autograd.tape import mark_changed, written_since
 from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import Array, gpu_of, is_array, place, random_state, to_device_like
+from simparallel.base.attributes import setting
 from simparallel.base.checks import check_integer
 from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.errors import CaptureError, InputError
@@ -302,12 +303,8 @@ class _Observer(AbstractInterpreter):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note the calls inside the block, and then the parameters and buffers of the called modules."""
-        before, grad_mode.interpreter = grad_mode.interpreter, self
-        running.modules = self.modules
-        try:
+        with setting(grad_mode, interpreter=self), setting(running, modules=self.modules):
             yield
-        finally:
-            grad_mode.interpreter, running.modules = before, None
         for module in self.modules:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:

@@ -24,6 +24,7 @@ from simparallel.backend import (
     to_device_like,
     to_host,
 )
+from simparallel.base.attributes import setting
 from simparallel.base.callsite import is_inside, place
 from simparallel.errors import CaptureError, SimParallelError
 from simparallel.gpu.device import Gpu
@@ -143,11 +144,8 @@ HOOKS = (
 @contextmanager
 def captured_step(name: str) -> Iterator[None]:
     """Refuse forbidden operations inside the block, in every call of a captured step, so that errors come early."""
-    before, running.step = running.step, name
-    try:
+    with setting(running, step=name):
         yield
-    finally:
-        running.step = before
 
 
 def refuse(what: str, way_out: str, why: str = "a graph repeats only operations of the GPU") -> NoReturn:

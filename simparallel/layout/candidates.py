@@ -26,11 +26,6 @@ class Candidate(NamedTuple):
     out_strategy: tuple[int, ...] | None
     sharding: Sharding
 
-    @property
-    def num_used(self) -> int:
-        """Number of devices that compute different parts; the others repeat them."""
-        return prod(map(self.sharding.cut, self.sharding.cuts))
-
 
 @lru_cache(maxsize=1024)
 def candidates(

@@ -150,20 +150,6 @@ class Mesh:
             coordinate.append(index)
         return tuple(reversed(coordinate))
 
-    def rank_at(self, coordinate: Coordinate) -> int:
-        """Return the rank at `coordinate`. Raise LayoutError if it is outside of the mesh."""
-        is_tuple = isinstance(coordinate, tuple) and all(map(is_int, coordinate))
-        if not is_tuple or len(coordinate) != len(self.shape):
-            raise LayoutError(f"{self!r}: coordinate {coordinate!r} must be a tuple of {len(self.shape)} integers.")
-        position = 0
-        for name, index, size in zip(self.axis_names, coordinate, self.shape, strict=True):
-            if not 0 <= index < size:
-                raise LayoutError(
-                    f"{self!r}: coordinate {coordinate!r} has {index} along {name!r}, use 0 … {size - 1}."
-                )
-            position = position * size + index
-        return self.ranks[position]
-
     def group(self, axes: str | Sequence[str], rank: int) -> Group:
         """Return the ranks that agree with `rank` on every axis that is not in `axes`.
 

@@ -9,7 +9,7 @@ A forward in float16 also saves its activations for backward in float16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -257,7 +257,6 @@ class InPrecision:
         apart: names of classes: parameters are cast to `inputs`, except in and below their modules; None casts none.
         buffers: dtype of floating-point buffers, None leaves them. Values that forward writes into such a cast are
             copied back to the buffer.
-        kept: (id of a module, name) of parameters and buffers that are not cast.
         forward: function to call; None for the module's own forward.
     """
 
@@ -269,11 +268,10 @@ class InPrecision:
         apart: Sequence[str] | None,
         *,
         buffers: np.dtype | None = None,
-        kept: Container[tuple[int, str]] = (),
         forward: Callable[..., Any] | None = None,
     ) -> None:
         self._module, self._inputs, self._output, self._apart = module, inputs, output, apart
-        self._buffers, self._kept = buffers, kept
+        self._buffers = buffers
         self._before: Callable[..., Any] | None = forward or module.__dict__.get("forward")
 
     @property
@@ -316,8 +314,6 @@ class InPrecision:
             for name, tensor in module.__dict__[registry].items():
                 # A name in `__dict__` is already hidden by an outer module.
                 if tensor is None or tensor.dtype.kind != "f" or name in module.__dict__:
-                    continue
-                if (id(module), name) in self._kept:
                     continue
                 if id(tensor) not in casts:
                     casts[id(tensor)] = cast(tensor, dtype)

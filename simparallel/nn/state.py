@@ -1,28 +1,14 @@
-"""Change a module as a whole: load a state dict (everything is checked first), or set an attribute for a while."""
+"""Load a state dict into a module: everything is checked first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import assign, is_array, to_device_like, to_host
 from simparallel.errors import InputError, StateDictError
-
-
-@contextmanager
-def setting(things: Iterable[Any], name: str, value: Any) -> Iterator[None]:
-    """Set the attribute `name` of these objects inside the block, and restore it afterwards."""
-    before = [(thing, getattr(thing, name)) for thing in things]
-    for thing, _ in before:
-        setattr(thing, name, value)
-    try:
-        yield
-    finally:
-        for thing, old in before:
-            setattr(thing, name, old)
 
 
 class LoadResult(NamedTuple):

@@ -9,12 +9,12 @@ import numpy as np
 
 from simparallel.autograd import Tensor, no_grad
 from simparallel.backend import is_array
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_bytes, format_count
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import InputError
 from simparallel.machine.cluster import describe
 from simparallel.nn.module import Module
-from simparallel.nn.state import setting
 
 
 class LayerSummary(NamedTuple):
@@ -110,7 +110,7 @@ def summary(model: Module, example: Any, *more: Any, dtype: Any = np.float32) ->
         shapes[id(module)] = tuple(output.shape) if hasattr(output, "shape") else None
 
     named = list(model.named_modules())
-    with ExitStack() as hooks, setting([module for _, module in named], "training", False):
+    with ExitStack() as hooks, setting(*(module for _, module in named), training=False):
         for _, module in named:
             hooks.enter_context(module.register_forward_pre_hook(enter))
             hooks.enter_context(module.register_forward_hook(leave))

@@ -128,7 +128,7 @@ class Optimizer:
         self._num_steps = self._num_held = 0
         self._plans: dict[int, _GroupPlan] = {}  # by id of a group
         self._pieces_scratch: dict[Any, list[Array]] = {}
-        self._scratch: dict[Tensor, list[Array]] = {}
+        self._scratch: dict[Tensor, Array] = {}
         # During a step: function, dtype, whether scaled and settings -> updates on a GPU, which one kernel makes.
         self._queued: dict[Any, list[Any]] | None = None
         if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
@@ -398,8 +398,7 @@ class Optimizer:
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):
             # State and scratch arrays come in the first steps, and stay.
-            kept = self.state, self._scratch, self._pieces_scratch
-            num_kept = sum(len(entry) for entries in kept for entry in entries.values())
+            num_kept = len(self._scratch) + sum(map(len, (*self.state.values(), *self._pieces_scratch.values())))
             if num_kept != self._num_held:
                 self._hold()
                 self._num_held = num_kept
@@ -424,7 +423,7 @@ class Optimizer:
     def _hold(self) -> None:
         """Count state and scratch arrays on their devices; beyond the limit, too, because they are in use already."""
         held = [(p._device, array) for p, values in self.state.items() for array in values.values() if is_array(array)]
-        held += [(p._device, array) for p, scratch in self._scratch.items() for array in scratch]
+        held += [(p._device, array) for p, array in self._scratch.items()]
         held += [(None, array) for scratch in self._pieces_scratch.values() for array in scratch]
         for device, array in held:
             observer_of(device).memory.hold(array, OPTIMIZER, is_limited=False)
@@ -545,14 +544,13 @@ class Optimizer:
         for key, calls in queued.items():
             _compute(key, calls)
 
-    def _temporary(self, param: Tensor, number: int = 0) -> Array | None:
+    def _temporary(self, param: Tensor) -> Array | None:
         """Return a work array of the parameter's shape, the same one in every step; float32 for float16.
 
         None on a GPU, where a kernel needs no memory for intermediate results.
         """
         if not isinstance(param._data, np.ndarray):
             return None
-        arrays = self._scratch.setdefault(param, [])
-        while len(arrays) <= number:
-            arrays.append(get_namespace(param.data).empty_like(param.data, dtype=wider(param.dtype)))
-        return arrays[number]
+        if param not in self._scratch:
+            self._scratch[param] = get_namespace(param.data).empty_like(param.data, dtype=wider(param.dtype))
+        return self._scratch[param]

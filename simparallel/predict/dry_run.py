@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from simparallel.backend import Array, has_data
+from simparallel.base.attributes import setting
 from simparallel.base.dry_arrays import empty, given, without_data
 from simparallel.base.dry_new import unknown_numbers
 from simparallel.base.system import without_huge_pages
@@ -109,11 +110,8 @@ def predicted_launches(cluster: str | ClusterSpec | None, found: list[Prediction
         found.append(prediction)
         return outcomes
 
-    before, Cluster.instead = Cluster.instead, staticmethod(run)
-    try:
+    with setting(Cluster, instead=staticmethod(run)):
         yield
-    finally:
-        Cluster.instead = before
 
 
 def predict(call: Callable[[], Any], settings: RunSettings, fold: bool) -> Prediction:

@@ -21,6 +21,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import Node as TapeNode, Reversible
 from simparallel.backend import Array, get_namespace, random_state
+from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
 from simparallel.base.dry_arrays import DryArray, without_data
 from simparallel.clock.recorder import Recorder, use_recorder
@@ -189,7 +190,7 @@ def capture(
     """
     graph = Graph(arguments=[place for _, place in arguments], num_micro_batches=num_micro_batches)
     capturing = _Capturing(graph, [x for x, _ in arguments])
-    with without_effects(), interpreted_by(capturing):
+    with without_effects(), setting(grad_mode, interpreter=capturing):
         try:
             result = program(*args, **kwargs)
         except _BackwardBegins as begun:
@@ -260,11 +261,8 @@ class _Capturing(AbstractInterpreter):
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor:
         begin, outer = len(self.graph.nodes), self._is_in_part
-        self._is_in_part = True
-        try:
+        with setting(self, _is_in_part=True):
             y = part(*inputs)
-        finally:
-            self._is_in_part = outer
         end = len(self.graph.nodes)
         # Parts inside a part are recomputed with it.
         if not outer and end > begin:
@@ -371,24 +369,12 @@ def _leaves(value: Any) -> Iterator[Any]:
 @contextmanager
 def without_effects() -> Iterator[None]:
     """Let the block leave nothing behind: no event, running statistic or drawn random number."""
-    drawn, recomputing = random_state.snapshot(), grad_mode.recomputing
-    # As while a part is recomputed, no layer updates its state.
-    grad_mode.recomputing = True
-    communicator = current()
+    drawn, communicator = random_state.snapshot(), current()
+    # Events, metrics and the scratch memory of kernels belong to a recorder: they end with this one.
+    recorder = Recorder(communicator.rank, describe(communicator.world_size), record="off")
     try:
-        # Events, metrics and the scratch memory of kernels belong to a recorder: they end with this one.
-        with use_recorder(Recorder(communicator.rank, describe(communicator.world_size), record="off")):
+        # As while a part is recomputed, no layer updates its state.
+        with setting(grad_mode, recomputing=True), use_recorder(recorder):
             yield
     finally:
-        grad_mode.recomputing = recomputing
         random_state.restore(drawn)
-
-
-@contextmanager
-def interpreted_by(interpreter: AbstractInterpreter | None) -> Iterator[None]:
-    """Let an interpreter run the ops of the block; None for none."""
-    before, grad_mode.interpreter = grad_mode.interpreter, interpreter
-    try:
-        yield
-    finally:
-        grad_mode.interpreter = before

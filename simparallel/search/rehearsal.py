@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.autograd import Backward, Op, Redistribute, Tensor, running_backward
-from simparallel.autograd.tape import Node, Reversible
+from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
+from simparallel.base.attributes import setting
 from simparallel.base.dry_arrays import empty
 from simparallel.clock.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, TENSORS, owner_of
 from simparallel.clock.recorder import Recorder, use_recorder
@@ -26,7 +27,7 @@ from simparallel.optim.optimizer import Optimizer
 from simparallel.parallel.operator.explain import Rehearsal
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
 from simparallel.parallel.operator.op_call import Call
-from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Source, interpreted_by, without_effects
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Source, without_effects
 from simparallel.search.prices import Events, Work
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class StepRehearsal:
         recorder = Recorder(0, describe(1), record="off")
         self._memory = recorder.memory
         # Many ops divide by zero here; only sizes matter.
-        with without_effects(), use_recorder(recorder), interpreted_by(None), np.errstate(all="ignore"):
+        with without_effects(), use_recorder(recorder), setting(grad_mode, interpreter=None), np.errstate(all="ignore"):
             self._run()
         self.peak_bytes = self._memory.peak
 

@@ -9,6 +9,7 @@ from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
+from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
 from simparallel.base.units import format_bytes
 from simparallel.clock.recorder import Recorder, current_recorder
@@ -120,11 +121,8 @@ class CommCounter:
             if before is not None:
                 before(name, kind, stream, size_bytes, sent_bytes, group, seq)
 
-        recorder.listener = listen
-        try:
+        with setting(recorder, listener=listen):
             yield
-        finally:
-            recorder.listener = before
 
     def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that also counts; see `launch.Around`."""

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from simparallel.autograd import no_grad
+from simparallel.base.attributes import setting
 from simparallel.base.checks import check_integer
 from simparallel.base.units import format_object
 from simparallel.comm import Group
 from simparallel.errors import CheckpointError, InputError
 from simparallel.nn import Module, auto_mixed_precision
 from simparallel.nn.amp import BLACK_LIST, custom_mixed_precision
-from simparallel.nn.state import setting
 from simparallel.optim import DynamicLossScaleManager, LossScaleManager, Optimizer
 from simparallel.parallel import AutoParallel, broadcast_parameters
 from simparallel.parallel.operator.auto import cut_by_context
@@ -394,7 +394,7 @@ def _mix_precision(network: Module, level: str, keep_norms: bool | None) -> None
 
 def _evaluating(module: Any) -> AbstractContextManager[None]:
     """Set a module to evaluation mode inside the block; any other object is ignored."""
-    return setting(list(module.modules()) if isinstance(module, Module) else [], "training", False)
+    return setting(*(module.modules() if isinstance(module, Module) else ()), training=False)
 
 
 def _indexes(indexes: Sequence[int] | None, eval_network: Any) -> tuple[int, ...] | None:

@@ -9,6 +9,7 @@ from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import random_state
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_type_of
 from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
@@ -145,9 +146,5 @@ class TrainStep:
         if not self.is_parallel:
             return loss_of(self.network, self.loss_fn, fields)[0]
         # Each rank draws its part of the random masks of the whole batch.
-        before = random_state.given_part
-        random_state.given_part = get_rank(), get_world_size()
-        try:
+        with setting(random_state, given_part=(get_rank(), get_world_size())):
             return loss_of(self.network, self.loss_fn, fields)[0]
-        finally:
-            random_state.given_part = before

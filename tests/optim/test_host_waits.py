@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stand_in.strict import host_waits, xp
+from stand_in.strict import has_checks, host_waits, xp
 
 import simparallel as sp
 from simparallel import nn, optim
-from simparallel.backend import STAND_IN, has_checks
+from simparallel.backend import STAND_IN
 from simparallel.errors import LabelError, OutOfRangeError, RunFailedError
 
 BATCH, CLASSES = 5, 4

@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from simparallel.backend import has_checks, register_namespace
+from simparallel.backend import _reader, register_namespace
 from stand_in import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
 from stand_in.strict_indices import in_range, parts, refuse_repeats, wrapped
 from stand_in.strict_memory import array_in, memory_of_array
@@ -50,6 +50,11 @@ _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 _FUSIBLE = frozenset(("where", "clip", "copy"))
 _FUSIBLE_METHODS = frozenset(("astype", "copy", "dtype", "ndim"))
 _NOT_FUSIBLE = frozenset(("matmul", "abs", "pos"))
+
+
+def has_checks() -> bool:
+    """Return whether checks of this thread wait for a read."""
+    return bool(_reader.checks)
 
 
 class _Fusing(threading.local):

@@ -14,8 +14,8 @@ from hypothesis import given, strategies as st
 from refusals import refused
 
 import simparallel as sp
+from simparallel.base.attributes import setting
 from simparallel.errors import DataError, InputError
-from simparallel.nn.state import setting
 from simparallel.optim import FixedLossScaleManager
 from simparallel.parallel import DistributedDataParallel
 from simparallel.train.boost.boost import Boost, BoostedStep
@@ -257,7 +257,7 @@ def test_freeze_sequences_as_published():
 def test_frozen_parameters_collect_nothing():
     model = mlp()
     params = list(model.parameters())
-    with setting(frozen_layers(params, 3)[1], "requires_grad", False):
+    with setting(*frozen_layers(params, 3)[1], requires_grad=False):
         model.zero_grad()
         x, labels = batch(0, 0)
         sp.functions.cross_entropy(model(sp.Tensor(x)), labels).backward()

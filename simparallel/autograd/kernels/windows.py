@@ -264,7 +264,7 @@ def ones(xp: ModuleType, count: int, like: Array) -> Array:
     return made[:count]
 
 
-def pad_rows(xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, value: float = 0, axis: int = 0) -> Array:
+def pad_rows(xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, axis: int = 0) -> Array:
     """Copy rows `rows` of the padded image to scratch memory.
 
     x: (..., H, W, ...) with H at `axis`   result: (..., rows, padded W, ...)
@@ -279,16 +279,16 @@ def pad_rows(xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, value
     begin, end = (low + top - first, high + top - first) if low < high else (0, 0)
     before = (slice(None),) * axis
     if not isinstance(x, np.ndarray):  # two kernels instead of one for each border
-        padded.fill(value)
+        padded.fill(0)
         padded[(*before, slice(begin, end), slice(left, left + width))] = x[(*before, slice(low, high))]
         return padded
     # Scratch has arbitrary content: fill the border only, and copy the image once.
-    padded[(*before, slice(None, begin))] = value
-    padded[(*before, slice(end, None))] = value
+    padded[(*before, slice(None, begin))] = 0
+    padded[(*before, slice(end, None))] = 0
     inner = (*before, slice(begin, end))
     if left:
-        padded[(*inner, slice(None, left))] = value
+        padded[(*inner, slice(None, left))] = 0
     if at.padded[1] > left + width:
-        padded[(*inner, slice(left + width, None))] = value
+        padded[(*inner, slice(left + width, None))] = 0
     padded[(*inner, slice(left, left + width))] = x[(*before, slice(low, high))]
     return padded

@@ -8,13 +8,14 @@ in place, and `parameter.grad` is a view of its bucket. `reducer.py` does the wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, current
 from simparallel.errors import InputError
@@ -25,20 +26,12 @@ from simparallel.parallel.ddp.buckets import make_buckets
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.ddp.reducer import Hook, Reducer, SyncMark
 from simparallel.parallel.ddp.same_model import check_same_tensors
-from simparallel.parallel.ddp.shared_buffers import (
-    POST_FORWARD,
-    PRE_FORWARD,
-    BufferHook,
-    SharedBuffers,
-    broadcast_parameters,
-)
+from simparallel.parallel.ddp.shared_buffers import SharedBuffers, broadcast_parameters
 from simparallel.parallel.ddp.uneven_inputs import Join, Turn
 
 MIB = 1 << 20
 # In MiB. A small first bucket is full early, so communication starts early.
 DEFAULT_CAP_MB, DEFAULT_FIRST_CAP_MB = 25.0, 1.0
-# PyTorch's name of this attribute of a model, so that models prepared for PyTorch work here.
-_IGNORED = "_ddp_params_and_buffers_to_ignore"
 _SETTINGS = (
     "device_ids", "output_device", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters",
     "gradient_as_bucket_view", "static_graph", "mixed_precision",
@@ -74,8 +67,7 @@ class DistributedDataParallel(Module):
         static_graph: allow unused parameters that are the same in every step. The first step finds them, and reduces
             after its backward.
         mixed_precision: dtypes to compute and to reduce in, see `MixedPrecision`; None for the dtypes of the model. A
-            communication hook gets the gradients in its `reduce_dtype`. Ignored parameters and buffers keep their
-            dtype.
+            communication hook gets the gradients in its `reduce_dtype`.
 
     Attributes:
         require_backward_grad_sync: False inside of `no_sync()`.
@@ -134,8 +126,7 @@ class DistributedDataParallel(Module):
         if bucket_cap_mb is not None and not bucket_cap_mb > 0:
             raise InputError(f"bucket_cap_mb={bucket_cap_mb!r} must be more than 0.")
         self.mixed_precision = mixed_precision
-        self._ignored = frozenset(getattr(module, _IGNORED, ()))
-        named = [(name, p) for name, p in module.named_parameters() if name not in self._ignored]
+        named = list(module.named_parameters())
         parameters = [p for _, p in named if p.requires_grad]
         # Frozen parameters have no place in a bucket; `forward` refuses them once they require gradients.
         self._frozen = [p for _, p in named if not p.requires_grad]
@@ -173,29 +164,14 @@ class DistributedDataParallel(Module):
             asker=name,
         )
         self._mark = SyncMark(self._reducer)
-        self._shared = SharedBuffers(module, communicator, self.process_group, self._ignored, f"{name}, buffers")
+        self._shared = SharedBuffers(module, communicator, self.process_group, f"{name}, buffers")
         self._join: Join | None = None
         self._run: Callable[..., Any] | None = None
         if mixed_precision is not None:
             self._run = InPrecision(
-                module,
-                mixed_precision.param_dtype,
-                None,
-                (),
-                buffers=mixed_precision.buffer_dtype,
-                kept=self._ignored_places(),
-                forward=module,
+                module, mixed_precision.param_dtype, None, (), buffers=mixed_precision.buffer_dtype, forward=module
             )
             self.__dict__["_mixed_precision"] = True  # see `check_unchanged`
-
-    def _ignored_places(self) -> set[tuple[int, str]]:
-        """Return (id of its module, name in the module) for each ignored parameter and buffer."""
-        return {
-            (id(module), name)
-            for path, module in self.module.named_modules()
-            for name in (*module._parameters, *module._buffers)
-            if (f"{path}.{name}" if path else name) in self._ignored
-        }
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not self._reducer.attached:
@@ -219,21 +195,16 @@ class DistributedDataParallel(Module):
                 # Inside a `join` block every pass is reported. The rank whose buffers count may have changed: the first
                 # one may have no more inputs.
                 source = self._join.announce(Turn(will_reduce, shared.are_due))
-            if shared.are_due and self.broadcast_buffers and any(buffers for _, buffers in shared.registries):
+            if shared.are_due and self.broadcast_buffers and any(shared.registries):
                 shared.broadcast(source)
             # As in PyTorch: only after a pass whose backward reduces does the next pass broadcast.
             shared.are_due = will_reduce
-        has_hook = will_reduce and shared.hook is not None
-        if has_hook:
-            shared.run_hook(PRE_FORWARD)
         # Each rank draws its part of the random masks of the whole batch.
         before, random_state.given_part = random_state.given_part, (share.rank or 0, share.size)
         try:
             y = (self._run or self.module)(*inputs, **kwargs)
         finally:
             random_state.given_part = before
-        if has_hook:
-            shared.run_hook(POST_FORWARD)
         # The mark is placed after the outputs, so that backward meets it before any parameter.
         return self._mark(y) if will_reduce else y
 
@@ -245,11 +216,8 @@ class DistributedDataParallel(Module):
         first backward after the block reduces the accumulated gradients. For a checkpointed part the second run
         decides, which happens in backward. Collective: no.
         """
-        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
-        try:
+        with setting(self, require_backward_grad_sync=False):
             yield
-        finally:
-            self.require_backward_grad_sync = before
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Let `hook(state, bucket)` reduce the buckets, instead of the mean over the ranks.
@@ -270,45 +238,6 @@ class DistributedDataParallel(Module):
         if self._reducer.hook is not None:
             raise InputError("register_comm_hook: this model has a hook already; only one can reduce its gradients.")
         self._reducer.hook = (hook, state)
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: Module, params_and_buffers_to_ignore: Iterable[str]
-    ) -> None:
-        """Exclude parameters and buffers of a model: they are not compared, copied or reduced.
-
-        Args:
-            module: the model, before it is wrapped.
-            params_and_buffers_to_ignore: their names, as in `named_parameters` and `named_buffers`.
-
-        Raises:
-            InputError: no such name.
-        """
-        names = list(params_and_buffers_to_ignore)
-        known = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise InputError(f"the model has no parameter or buffer {', '.join(map(repr, unknown))}.")
-        setattr(module, _IGNORED, names)
-
-    def _register_buffer_comm_hook(self, state: Any, hook: BufferHook, comm_hook_location: int = POST_FORWARD) -> None:
-        """Let `hook(state, buffers)` synchronize the buffers, instead of copying the buffers of the first rank.
-
-        Args:
-            state: first argument of the hook.
-            hook: gets a dict of names and buffers, in every forward pass whose backward reduces. It may return a Work
-                or a list of them to wait for.
-            comm_hook_location: PRE_FORWARD (0) or POST_FORWARD (1), of `simparallel.parallel.ddp.distributed`.
-
-        Raises:
-            InputError: not callable, or no such location.
-        """
-        if not callable(hook) or comm_hook_location not in (PRE_FORWARD, POST_FORWARD):
-            raise InputError(
-                f"_register_buffer_comm_hook: hook={hook!r} must be callable, and comm_hook_location="
-                f"{comm_hook_location!r} one of PRE_FORWARD and POST_FORWARD."
-            )
-        self._shared.hook = state, hook, comm_hook_location
 
     @property
     def comm_hook_state(self) -> Any:
@@ -344,15 +273,8 @@ class DistributedDataParallel(Module):
         communicator = self._communicator
         how = "" if self.mixed_precision is None else f" in {self.mixed_precision}"
         tensors = [
-            (n, x, role)
-            for n, x, role in (
-                *(
-                    (n, p, ("trained" if p.requires_grad else "frozen") + how)
-                    for n, p in self.module.named_parameters()
-                ),
-                *((name, buffer, "a buffer") for name, buffer in self.module.named_buffers()),
-            )
-            if n not in self._ignored
+            *((n, p, ("trained" if p.requires_grad else "frozen") + how) for n, p in self.module.named_parameters()),
+            *((n, buffer, "a buffer") for n, buffer in self.module.named_buffers()),
         ]
         who = "DistributedDataParallel"
         kind, group = DistributedDataParallel, self.process_group
@@ -363,8 +285,7 @@ class DistributedDataParallel(Module):
     def _copy_from(self, source: int) -> None:
         """Copy parameters and buffers of rank `source` to all ranks. Collective: yes."""
         named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        tensors = [x for name, x in named.items() if name not in self._ignored]
-        broadcast_parameters(tensors, self.process_group, source)
+        broadcast_parameters(named.values(), self.process_group, source)
 
     # --- copies ---------------------------------------------------------------------------------------
 
@@ -397,7 +318,4 @@ class DistributedDataParallel(Module):
             self._shared.broadcast(source)
         self._shared.are_due = turn.reduces
         if turn.reduces:
-            # The other ranks' hooks communicate in their forward passes; only one of the two locations has a hook.
-            for location in (PRE_FORWARD, POST_FORWARD):
-                self._shared.run_hook(location)
             self._reducer.shadow()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import is_not
-from typing import Any
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from simparallel.comm import Communicator, Group
 from simparallel.nn import Module
 from simparallel.parallel.ddp.buckets import Bucket, by_dtype
 
-PRE_FORWARD, POST_FORWARD = 0, 1
-BufferHook = Callable[[Any, dict[str, Tensor]], Any]
-
 
 class SharedBuffers:
     """The buffers of a model, which ranks synchronize.
@@ -25,42 +21,25 @@ class SharedBuffers:
     Args:
         module: the model.
         communicator, group: of this rank, and the ranks that share the work; None for all.
-        ignored: names of buffers that are not synchronized.
         asker: name of this object in the errors of its collectives.
 
     Attributes:
-        registries: for each module the prefix of its buffers' names, and its buffers.
+        registries: the buffers of each module.
         are_due: whether the ranks may have different buffers, because the last forward pass was one whose backward
             reduces.
-        hook: (state, hook, location) of a hook that synchronizes the buffers instead of `broadcast`; None without one.
     """
 
-    def __init__(
-        self, module: Module, communicator: Communicator, group: Group | None, ignored: frozenset[str], asker: str
-    ) -> None:
-        self.registries = [(f"{name}." if name else "", m._buffers) for name, m in module.named_modules()]
+    def __init__(self, module: Module, communicator: Communicator, group: Group | None, asker: str) -> None:
+        self.registries = [m._buffers for m in module.modules()]
         self._communicator, self._group = communicator, group
-        self._ignored, self._asker = ignored, asker
+        self._asker = asker
         self._known: list[Tensor] = []
         self._made: list[Bucket] | None = None
         self.are_due = True
-        self.hook: tuple[Any, BufferHook, int] | None = None
-
-    def run_hook(self, location: int) -> None:
-        """Call the hook, if there is one for this location."""
-        if self.hook is None or self.hook[2] != location:
-            return
-        state, hook, _ = self.hook
-        with self._communicator.asked_by(self._asker):
-            begun = hook(state, self.named())
-        for work in begun if isinstance(begun, (list, tuple)) else [begun]:
-            if hasattr(work, "wait"):
-                work.wait()
 
     def broadcast(self, source: int) -> None:
         """Copy all buffers of rank `source` to all ranks, one collective for each dtype. Collective: yes."""
-        # A registered hook replaces the broadcast.
-        if (self._group or self._communicator.world).size == 1 or self.hook is not None:
+        if (self._group or self._communicator.world).size == 1:
             return
         for bucket in self._buckets():
             if self._communicator.rank == source:
@@ -71,21 +50,9 @@ class SharedBuffers:
             if self._communicator.rank != source:
                 bucket.store()
 
-    def named(self) -> dict[str, Tensor]:
-        """Return name -> buffer, for the buffers that the model has now and that are not ignored."""
-        return {
-            prefix + name: x
-            for prefix, registry in self.registries
-            for name, x in registry.items()
-            if x is not None and prefix + name not in self._ignored
-        }
-
     def _buckets(self) -> list[Bucket]:
         """Return buckets with the buffers that the model has now: a forward pass may have replaced some."""
-        if self._ignored:
-            buffers = list(self.named().values())
-        else:
-            buffers = [x for _, registry in self.registries for x in registry.values() if x is not None]
+        buffers = [x for registry in self.registries for x in registry.values() if x is not None]
         # Keep the buckets while the model has the same tensors, and swap only their entries if new tensors have the
         # same shapes. Other shapes need new shared memory.
         known = self._made

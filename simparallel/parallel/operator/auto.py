@@ -28,6 +28,7 @@ from simparallel.autograd.tape import Node, Reversible
 from simparallel.autograd.tensor import as_tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_bytes, format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.comm import current
@@ -305,11 +306,8 @@ def micro_batches(*inputs: Any) -> list[tuple[Any, ...]]:
 @contextmanager
 def explicit_redistribution() -> Iterator[None]:
     """Make implicit redistributions errors inside the block: an op raises StrategyError instead of moving an input."""
-    before, mode.strict = mode.strict, True
-    try:
+    with setting(mode, strict=True):
         yield
-    finally:
-        mode.strict = before
 
 
 @contextmanager
@@ -320,31 +318,23 @@ def quick_redistribution() -> Iterator[None]:
     the estimate that chooses it. Backward uses the setting that is active when it runs. All ranks must enter the block.
     It pays off in real time, between processes; in simulated time the plan of the fewest bytes is usually best.
     """
-    before, mode.quick = mode.quick, True
-    try:
+    with setting(mode, quick=True):
         yield
-    finally:
-        mode.quick = before
 
 
 @contextmanager
 def implicit_replication() -> Iterator[None]:
     """Treat plain tensors beside sharded ones as replicated inside the block."""
-    before, mode.replicating = mode.replicating, True
-    try:
+    with setting(mode, replicating=True):
         yield
-    finally:
-        mode.replicating = before
 
 
 @contextmanager
 def implicit_redistributions() -> Iterator[list[Implicit]]:
     """Collect the implicit redistributions of the block in a list."""
-    before, mode.noted = mode.noted, []
-    try:
-        yield mode.noted
-    finally:
-        mode.noted = before
+    noted: list[Implicit] = []
+    with setting(mode, noted=noted):
+        yield noted
 
 
 def _sizes(shapes: tuple[tuple[int, ...], ...], which: list[int]) -> str:

@@ -17,7 +17,7 @@ from simparallel.comm import current
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group, groups_text
 from simparallel.layout.redistribution import Redistribution
-from simparallel.layout.sharding import Placement, Sharding
+from simparallel.layout.sharding import Sharding
 from simparallel.layout.strategy import axis_name
 from simparallel.parallel.operator.op_call import Call, plan_way
 from simparallel.parallel.operator.plan_inputs import input_specs, num_devices
@@ -160,11 +160,12 @@ class OpPlan:
 
 
 class Input:
-    """A stand-in for a tensor: only its shape, dtype and placement."""
+    """A stand-in for a plain tensor: only its shape and dtype."""
 
-    def __init__(self, spec: Spec, place: Placement | None = None) -> None:
-        self.shape, self.dtype, self.placement = spec.shape, spec.dtype, place
-        self.layout = None if place is None else place.layout
+    placement = layout = None
+
+    def __init__(self, spec: Spec) -> None:
+        self.shape, self.dtype = spec.shape, spec.dtype
 
 
 def explain_op(op: Op, shapes: Sequence[Sequence[int]], device_num: int | None, dtype: Any) -> OpPlan:

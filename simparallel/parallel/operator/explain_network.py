@@ -13,6 +13,7 @@ from simparallel.algorithms import price
 from simparallel.autograd import Op, Spec, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
+from simparallel.base.attributes import setting
 from simparallel.base.html import table
 from simparallel.base.units import format_bytes
 from simparallel.comm import current
@@ -131,12 +132,8 @@ def explain_network(
         layout.check_divides(spec.shape)
         place = placement(layout, spec.shape)
         inputs.append(Tensor._result(placeholder(place.local_shape, spec.dtype), placement=place, interpreter=SHARDED))
-    before = mode.automatic, grad_mode.interpreter
-    mode.automatic, grad_mode.interpreter = True, planning
-    try:
+    with setting(mode, automatic=True), setting(grad_mode, interpreter=planning):
         network(*inputs)
-    finally:
-        mode.automatic, grad_mode.interpreter = before
     rows = planning.rows + planning.backward_rows()
     return NetworkPlan(device_num, planning.ops, rows, planning.parameters)
 

@@ -26,6 +26,7 @@ from simparallel.autograd import Context, Op, Redistribute, Tensor
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, has_data, is_array
+from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
 from simparallel.clock.memory import ACTIVATIONS, PARAMETERS
 from simparallel.clock.recorder import Recorder, current_recorder, observer_of
@@ -162,12 +163,8 @@ def sharder() -> Sharder:
 @contextmanager
 def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
     """Run the ops of the block on these ranks only: cuts are over them, and plain tensors count as replicated."""
-    before = mode.ranks, mode.replicating
-    mode.ranks, mode.replicating = ranks, True
-    try:
+    with setting(mode, ranks=ranks, replicating=True):
         yield
-    finally:
-        mode.ranks, mode.replicating = before
 
 
 # --- moving a tensor ----------------------------------------------------------------------------------

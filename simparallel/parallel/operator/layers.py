@@ -47,7 +47,7 @@ class ColumnParallelLinear(Linear):
         # Without data, so that each rank draws its slice only.
         with deferred_init():
             super().__init__(in_features, out_features, bias, dtype)
-        self.mesh_layout, self.axis, self.gather_output = layout, axis, gather_output
+        self.axis, self.gather_output = axis, gather_output
         distribute_module(self, layout, {"weight": (axis, "None"), **({"bias": (axis,)} if bias else {})})
 
     def forward(self, x: Any) -> Tensor:
@@ -80,7 +80,7 @@ class RowParallelLinear(Linear):
     ) -> None:
         with deferred_init():
             super().__init__(in_features, out_features, bias, dtype)
-        self.mesh_layout, self.axis, self.scatter_dim = layout, axis, scatter_dim
+        self.axis, self.scatter_dim = axis, scatter_dim
         # The bias is replicated; `Linear` adds it on the first slice only, so the sum has it once.
         distribute_module(self, layout, {"weight": ("None", axis)})
 
@@ -115,7 +115,6 @@ class VocabParallelEmbedding(Embedding):
     ) -> None:
         with deferred_init():
             super().__init__(num_embeddings, embedding_dim, padding_idx, dtype)
-        self.mesh_layout, self.axis = layout, axis
         distribute_module(self, layout, {"weight": (axis, "None")})
 
 
@@ -176,7 +175,7 @@ class SequenceParallelLayerNorm(LayerNorm):
     ) -> None:
         # Weight and bias are small, and replicated.
         super().__init__(normalized_shape, eps, dtype=dtype)
-        self.mesh_layout, self.axis, self.dim = layout, axis, dim
+        self.axis, self.dim = axis, dim
         distribute_module(self, layout)
 
     def forward(self, x: Any) -> Tensor:

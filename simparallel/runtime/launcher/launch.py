@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from simparallel.algorithms import names
+from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_level
 from simparallel.base.html import table
 from simparallel.clock.memory import parse_bytes
@@ -82,11 +83,8 @@ class Around(Protocol):
 @contextmanager
 def running(around: Around) -> Iterator[None]:
     """Let a tool run around the programs of all runs that begin inside the block."""
-    before, Cluster.around = Cluster.around, (*Cluster.around, around)
-    try:
+    with setting(Cluster, around=(*Cluster.around, around)):
         yield
-    finally:
-        Cluster.around = before
 
 
 class Cluster:

@@ -11,9 +11,9 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad
 from simparallel.backend import get_namespace, to_host
+from simparallel.base.attributes import setting
 from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
-from simparallel.nn.state import setting
 from simparallel.optim import LossScaleManager, Optimizer
 from simparallel.optim.blocks import widened
 from simparallel.optim.loss_scale import all_finite
@@ -272,7 +272,7 @@ class BoostedStep(TrainStep):
         for p in self._all:
             p.grad = None
         # Freezing shortens backward: it ends before the first trained parameter.
-        with setting(self._frozen[self._j], "requires_grad", False):
+        with setting(*self._frozen[self._j], requires_grad=False):
             return super().__call__(fields)
 
     def _update(self, loss: Tensor) -> None:

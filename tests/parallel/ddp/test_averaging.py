@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,11 @@ from simparallel.errors import CollectiveMismatchError, InputError, RunFailedErr
 from simparallel.optim import SGD
 from simparallel.parallel import (
     DistributedDataParallel,
-    Join,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
     PostLocalSGDState,
 )
 from simparallel.parallel.ddp import comm_hooks
-from simparallel.parallel.ddp.distributed import POST_FORWARD, PRE_FORWARD
-
-ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
 
 
 def batch(step: int = 0) -> np.ndarray:
@@ -33,90 +28,6 @@ def batch(step: int = 0) -> np.ndarray:
 def net(*more: nn.Module) -> nn.Module:
     sp.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), *more)
-
-
-# --- parameters and buffers that stay local ----------------------------------------------------------
-
-
-def test_ignored_parameters_stay_local(world):
-    def program() -> Any:
-        model, me = net(nn.BatchNorm1d(2)), sp.get_rank()
-        model[0].weight.data[...] = 1 + me
-        model[1].bias.data[...] = me
-        model[2].running_mean.data[...] = 10 * me
-        ignore(model, ["0.weight", "2.running_mean"])
-        ddp = copy.deepcopy(DistributedDataParallel(model))
-        model = ddp.module
-        starts = model[0].weight.numpy().copy(), model[1].bias.numpy().copy()
-        for step in range(2):
-            rows = np.random.default_rng([step, me]).random((4, 2), np.float32)
-            (ddp(rows) ** 3).sum().backward()
-        grads = [model[i].weight.grad.numpy().tolist() for i in (0, 1)]
-        return (*(s.tolist() for s in starts), *grads, model[2].running_mean.numpy().tolist())
-
-    first, second = world.run(2, program)
-    assert first[0] == [[1, 1]] * 2
-    assert second[0] == [[2, 2]] * 2
-    assert first[1] == second[1] == [0, 0]
-    assert first[2] != second[2]
-    assert first[3] == second[3]
-    assert first[4] != second[4]
-
-
-def test_ignored_parameters_may_differ_in_shape(world):
-    def program() -> Any:
-        model = net()
-        model.extra = nn.Linear(1 + sp.get_rank(), 1)
-        model.forward = lambda x: model[1](model[0](x))
-        ignore(model, [name for name, _ in model.named_parameters() if name.startswith("extra")])
-        ddp = DistributedDataParallel(model)
-        ddp(batch()).sum().backward()
-        return model[0].weight.grad.numpy().tolist()
-
-    first, second = world.run(2, program)
-    assert first == second
-
-
-def test_names_to_ignore_are_checked():
-    with refused(InputError):
-        ignore(net(), ["0.weight", "nothing"])
-    model = net()
-    ignore(model, [name for name, _ in model.named_parameters()])
-    with refused(InputError):
-        DistributedDataParallel(model)
-
-
-# --- buffers by a hook, a static graph afterwards ----------------------------------------------------
-
-
-@pytest.mark.parametrize("location", [PRE_FORWARD, POST_FORWARD])
-def test_buffers_by_a_hook(world, location):
-    def average(state: list[str], buffers: dict[str, sp.Tensor]) -> Any:
-        state.append(",".join(buffers))
-        mean = buffers["2.running_mean"]
-        return [sp.all_reduce(mean, "mean", async_op=True)]
-
-    def program() -> Any:
-        ddp = DistributedDataParallel(net(nn.BatchNorm1d(2)))
-        names: list[str] = []
-        ddp._register_buffer_comm_hook(names, average, location)
-        with Join(ddp):
-            for step in range(2 + sp.get_rank()):
-                ddp(batch(step)).sum().backward()
-        with ddp.no_sync():
-            ddp(batch())
-        return names, ddp.module[2].running_mean.numpy().tolist()
-
-    (names, first), (others, second) = world.run(2, program)
-    assert names == others == ["2.running_mean,2.running_var,2.num_batches_tracked"] * 3
-    assert (first == second) is False  # the last pass, without a hook, was local to each rank
-
-
-def test_hooks_for_buffers_are_checked():
-    ddp = DistributedDataParallel(net())
-    for hook, location in ((3, 0), (print, 2)):
-        with refused(InputError):
-            ddp._register_buffer_comm_hook(None, hook, location)
 
 
 # --- weights instead of gradients -------------------------------------------------------------------

@@ -304,16 +304,6 @@ def test_copies_and_evaluation_have_the_precision(inline):
     assert "param_dtype=dtype('float16')" in inline.run(2, program)[0]
 
 
-def test_ignored_parameters_keep_their_dtype(inline):
-    def program():
-        net = Net()
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["stem.weight"])
-        DistributedDataParallel(net, mixed_precision=FP16)(batch(2, 0, 0), True)
-        return net.seen
-
-    assert list(inline.run(2, program)) == [(HALF, SINGLE, HALF)] * 2
-
-
 # --- refused settings ------------------------------------------------------------------------------------
 
 
