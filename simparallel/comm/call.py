@@ -111,7 +111,6 @@ class Call(Work):
         given: array that the body may read: x or a copy of it.
         kept: value passed from the body's `expose` to the body.
         other_offset: offset of the second piece, if the payload is exposed in pieces.
-        wish: this rank's choice of how the next call of this plan exposes its payload.
         wall_ns: start and end of the body on a GPU; None for the host's times.
         step_ps: duration of each step of a message algorithm, for the trace.
         ledgers: records of messages that were open when the call began.
@@ -119,9 +118,9 @@ class Call(Work):
     """
 
     seq = -1
-    shown = h.IN_PIECES
+    shown = h.COPIED
     kept: Any = None
-    other_offset = wish = 0
+    other_offset = 0
     wall_ns: tuple[int, int] | None = None
     step_ps: tuple[int, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
@@ -209,10 +208,9 @@ class Call(Work):
             (h.SEQ, self.seq),
         ):
             note[word - h.COMPARED] = value
-        for word, value in ((h.OTHER_OFFSET, self.other_offset), (h.WISH, self.wish)):
-            # In a scatter, these two words describe the root's arrays.
-            if value:
-                note[word - h.COMPARED] = value
+        # In a scatter, this word describes the root's arrays.
+        if self.other_offset:
+            note[h.OTHER_OFFSET - h.COMPARED] = self.other_offset
         group.views.publish(plan, parity, note)
 
     # --- arrays that bodies write ---------------------------------------------------------------------

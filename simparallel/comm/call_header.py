@@ -10,12 +10,11 @@ In shared memory the headers of all ranks are contiguous, so one comparison of b
     in a new_group: 6 … 14 the ranks, as a shape
     in an all_reduce of a list: 5 digest of the shapes   6 number of arrays   7 … 14 their sizes
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
-    19 payload [bytes]   20 1 if the payload is the user's own array, 2 if it is one copy of the whole, 3 if it has no
-    data (in a message: the number of the reply that its sender asked for)   21 seq
-    in a message: 23 3 if the payload has no data
+    19 payload [bytes]   20 1 if the payload is the user's own array, 2 if it has no data (in a message: the number of
+    the reply that its sender asked for)   21 seq
+    in a message: 23 2 if the payload has no data
     in a scatter: 22 dtype   23 ndim   24 … 31 shape of the array that the root gives to each rank
-    in an all_reduce: 22 offset of the second piece, if the payload is exposed in pieces
-                      23 1 if this rank wants the next payload exposed as one copy of the whole
+    if the payload is exposed in pieces: 22 offset of the second piece
     24 … 31 if word 0 is set and the op is no scatter: the asker's name in UTF-8, cut to 64 bytes
 
 The asker is the op or reducer that makes a call on behalf of the user, such as "DDP 1, bucket 0". Calls of
@@ -52,10 +51,10 @@ ASKER, LISTED = TAG, DIMS
 COMPARED = 16
 SITE, SIM_PS, OFFSET, NBYTES, SHOWN, SEQ = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
-OTHER_OFFSET, WISH = 22, 23
-# How a payload is exposed: as pieces copied one after the other (a small payload is a single piece), as the user's own
-# array, or as one copy of the whole; or not at all, because in a dry run it has no data.
-IN_PIECES, OWN_ARRAY, ALL_COPIED, NO_DATA = range(4)
+OTHER_OFFSET, FORM = 22, 23
+# How a payload is exposed: as a copy, whole or piece by piece, or as the user's own array; or not at all, because in a
+# dry run it has no data.
+COPIED, OWN_ARRAY, NO_DATA = range(3)
 # First word of the asker's name.
 ASKED = 24
 USED = 32

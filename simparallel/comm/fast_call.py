@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from simparallel.clock.recorder import COMPUTE
-from simparallel.comm.call_header import IN_PIECES, OWN_ARRAY
+from simparallel.comm.call_header import COPIED, OWN_ARRAY
 from simparallel.comm.memory.segment import WORD
 from simparallel.comm.transport import order
 from simparallel.comm.views import ARRIVE, DONE_MARK
@@ -41,7 +41,7 @@ def run_at_once(group: Group, plan: CallPlan, x: Any, out: Any, is_apart: bool) 
                 words[offset_at] = views.show(plan, parity, x)
         else:
             words[offset_at], zero_copy, given = views.offer(plan, parity, x, is_apart)
-            words[shown_at] = OWN_ARRAY if zero_copy else IN_PIECES
+            words[shown_at] = OWN_ARRAY if zero_copy else COPIED
         if views.published[parity] is not plan:
             views.publish(plan, parity)
         words[site_at] = site

@@ -114,7 +114,7 @@ class Outbox(Lane):
         letter = _form(x.dtype, x.shape)[:]
         letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
         letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
-        letter[h.SHOWN], letter[h.WISH] = reply, 0 if has_data(x) else h.NO_DATA
+        letter[h.SHOWN], letter[h.FORM] = reply, h.COPIED if has_data(x) else h.NO_DATA
         if faults is not None:
             faults.corrupt(letter, 0, "p2p", "send", number + 1)
         start = self._letters[number % RING]
@@ -237,7 +237,7 @@ class Inbox(Lane):
         order()
         start = self._letters[self._taken % RING]
         letter = words[start : start + h.USED].tolist()
-        size_bytes = 0 if letter[h.WISH] == h.NO_DATA else letter[h.NBYTES]
+        size_bytes = 0 if letter[h.FORM] == h.NO_DATA else letter[h.NBYTES]
         raw = transport.segment.array(self.src, letter[h.OFFSET], (size_bytes,), BYTES)
         # The first receive in order that takes this tag: messages with other tags do not block it.
         receive = next((work for work in self._queue if work.takes(letter[h.TAG])), None)
@@ -289,7 +289,7 @@ class Inbox(Lane):
             # Later receives from this rank raise it too.
             self.fail(error)
             raise error
-        if letter[h.WISH] == h.NO_DATA:
+        if letter[h.FORM] == h.NO_DATA:
             x = without_data(x)
         else:
             x[...] = raw.view(x.dtype).reshape(x.shape)
