@@ -20,7 +20,7 @@ import simparallel.comm.collective as c
 from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.backend import is_on_gpu
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.call import Settings
+from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
 from simparallel.comm.direct.direct import into
 from simparallel.comm.group import Algorithm, Group, Medium
@@ -28,6 +28,7 @@ from simparallel.comm.grouping import Groups
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.mailbox import Mailbox
 from simparallel.comm.memory.segment import Segment
+from simparallel.comm.plan import Settings
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.uneven import Parts, exchange_uneven, gather_uneven, run_uneven
@@ -489,16 +490,18 @@ class Communicator(Mailbox):
     def all_gather_object(self, value: Any, group: Group | None = None) -> list[Any]:
         """Return every rank's value, in the order of the group. See `sp.all_gather_object`."""
         direct = self._algorithm("all_gather_object", group, "direct")
-        return direct.group.objects(c.ALL_GATHER, value, None, self.asker)
+        return run_objects(c.ALL_GATHER, direct, value, None, self.asker)
 
     def broadcast_object(self, value: Any = None, src: int = 0, group: Group | None = None) -> Any:
         """Return the value of rank `src` on every rank."""
-        found = self._algorithm("broadcast_object", group, "direct").group.objects(c.BROADCAST, value, src, self.asker)
+        direct = self._algorithm("broadcast_object", group, "direct")
+        found = run_objects(c.BROADCAST, direct, value, src, self.asker)
         return value if self.rank == src else found[0]
 
     def gather_object(self, value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
         """Return every rank's value on `dst`, in the order of the group; None elsewhere."""
-        return self._algorithm("gather_object", group, "direct").group.objects(c.GATHER, value, dst, self.asker) or None
+        direct = self._algorithm("gather_object", group, "direct")
+        return run_objects(c.GATHER, direct, value, dst, self.asker) or None
 
     # --- from arguments to a plan ---------------------------------------------------------------------
 

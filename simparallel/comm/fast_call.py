@@ -9,20 +9,18 @@ from __future__ import annotations
 from functools import partial
 from sys import byteorder
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simparallel.clock.recorder import COMPUTE
+from simparallel.comm.call_group import CallGroup
 from simparallel.comm.call_header import COPIED, OWN_ARRAY
 from simparallel.comm.memory.segment import WORD
+from simparallel.comm.plan import CallPlan
 from simparallel.comm.transport import order
 from simparallel.comm.views import ARRIVE, DONE_MARK
 
-if TYPE_CHECKING:
-    from simparallel.comm.call import CallPlan
-    from simparallel.comm.group import Group
 
-
-def run_at_once(group: Group, plan: CallPlan, x: Any, out: Any, is_apart: bool) -> Any:
+def run_at_once(group: CallGroup, plan: CallPlan, x: Any, out: Any, is_apart: bool) -> Any:
     """Run one collective whose body does not wait; arguments and result as in `Group.run`."""
     start_ns = perf_counter_ns()
     transport, recorder, views = group.transport, group.recorder, group.views

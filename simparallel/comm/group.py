@@ -17,11 +17,11 @@ from simparallel.algorithms import DIRECT
 from simparallel.algorithms.reduction import reduction
 from simparallel.base.adasum import check_dtype
 from simparallel.base.units import format_numbers
-from simparallel.comm.blocks import run_blocks
-from simparallel.comm.call import Call, CallPlan, Factory, Settings
-from simparallel.comm.collective import ADASUM, ALL_GATHER, BROADCAST, Collective
+from simparallel.comm.call import Body, Call
+from simparallel.comm.collective import ADASUM, Collective
 from simparallel.comm.fast_call import run_at_once
 from simparallel.comm.mailbox import Mailbox
+from simparallel.comm.plan import CallPlan, Settings
 from simparallel.comm.validate import check_array, check_dim, position_of
 from simparallel.comm.views import Views
 from simparallel.comm.work import Lane
@@ -31,6 +31,8 @@ from simparallel.machine.cluster import Traffic
 
 # Limit of the plans kept for calls that may be repeated.
 MAX_PLANS = 1024
+# A class of bodies, or a function that chooses one.
+Factory = Callable[["Group", Any, Settings], Body]
 
 
 class Medium(NamedTuple):
@@ -113,33 +115,6 @@ class Group:
         call = (plan.body.call_type or self.medium.call)(self, plan, x, out, is_apart)
         self.lane.submit(call)
         return call if async_op else call.wait()
-
-    def exchange(self, value: Any, asker: str = "connecting GPUs") -> list[Any]:
-        """Return every member's value, in the order of the group. Collective; records no event."""
-        # Earlier calls record theirs.
-        self.lane.finish()
-        recorder, self.recorder = self.recorder, None
-        try:
-            return self.objects(ALL_GATHER, value, None, asker)
-        finally:
-            self.recorder = recorder
-
-    def objects(self, what: Collective, value: Any, root: int | None, asker: str) -> list[Any]:
-        """Run an all_gather, broadcast or gather of objects; return those that this rank receives, in order.
-
-        Args:
-            what: the collective.
-            value: this rank's object.
-            root: rank of the root, if the collective has one.
-            asker: as in headers.
-        """
-        is_receiver = what is BROADCAST and self.transport.rank != root
-        data = np.empty(0, np.uint8) if is_receiver else self.medium.pack(value)
-        found, unpack = run_blocks(what, self.direct, data, root, asker), self.medium.unpack
-        # The bytes of each object are freed before the next one is decoded.
-        if what is BROADCAST and not is_receiver:
-            return []
-        return [unpack(found.pop(position)) for position in list(found)]
 
     def header_error(self, parity: int) -> CollectiveMismatchError:
         """Build the error for headers that differ; it lists every rank's call and call site."""
@@ -233,7 +208,9 @@ class Algorithm:
         if len(self.plans) >= MAX_PLANS:
             self.plans.clear()
         made = self.bodies[body or key[0]](self.group, x, settings)
-        plan = self.plans[key] = CallPlan(key[0], self.group, header, made, x, vector_bytes)
+        plan = self.plans[key] = CallPlan(key[0], header, made, x, vector_bytes)
+        self.group.views.prepare(plan)
+        plan.at_once = self.group.has_fast_calls and not made.waits()
         return plan
 
     def plan_array(self, what: Collective, key: tuple[Any, ...], x: np.ndarray, asker: str) -> CallPlan:

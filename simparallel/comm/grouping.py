@@ -8,10 +8,10 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.base.checks import is_integer
-from simparallel.comm.asked import Named, Receive
-from simparallel.comm.call import Settings
 from simparallel.comm.group import Group, Medium
 from simparallel.comm.mailbox import Mailbox
+from simparallel.comm.p2p import Named, Receive
+from simparallel.comm.plan import Settings
 from simparallel.errors import CollectiveMismatchError, CommError, InputError
 
 GROUP_TAG = -(2**62)  # used by no other message

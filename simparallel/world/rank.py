@@ -151,11 +151,11 @@ def _join_over_mpi(variable: str, count: int, timeout_s: float | None) -> bool:
     ranks = f"--rank-table {table}" if table else f"-n {count or 'N'}"
     way_out = f"Start the script with: simparallel run {ranks} SCRIPT"
     # Not before it is needed: `join` imports mpi4py, which starts MPI.
-    from simparallel.comm.mpi import transport
+    from simparallel.comm.mpi import joining, transport
 
     if not transport.is_available():
         raise LaunchError(f'{told}, but without mpi4py each would run alone: pip install ".[mpi]". {way_out}')
-    if transport.join(timeout_s or transport.DEFAULT_TIMEOUT_S):
+    if joining.join(timeout_s or transport.DEFAULT_TIMEOUT_S):
         return True
     if count == 0:
         return False

@@ -14,8 +14,7 @@ from hypothesis import given, strategies as st
 import simparallel as sp
 from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.gpu import recorder as gpu_recorder
-from simparallel.gpu.clock import Moment
-from simparallel.gpu.device import Gpu, current_gpu
+from simparallel.gpu.device import Gpu, Moment, current_gpu
 from simparallel.testing import strict, strict_cuda
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}

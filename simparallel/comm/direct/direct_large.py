@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.algorithms.reduction import reduce_into, reduction
-from simparallel.comm.call import Body, Call, Settings
+from simparallel.comm.call import Body, Call
+from simparallel.comm.group import Group
 from simparallel.comm.memory.segment import LINE, round_up
+from simparallel.comm.plan import Settings
 from simparallel.comm.transport import order
 from simparallel.comm.work import Steps
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
 
 MAX_VIEWS = 64
 

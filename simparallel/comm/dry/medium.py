@@ -19,12 +19,13 @@ from simparallel.base.dry_arrays import DryArray, DryScalar, UnknownNumber, drie
 from simparallel.base.units import format_bytes
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import Blocks
-from simparallel.comm.call import Body, Call, Factory, Nothing, Settings
+from simparallel.comm.call import Body, Call, Nothing
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.direct.direct import SmallAllReduce, given
 from simparallel.comm.direct.direct_adasum import SmallAdasum
 from simparallel.comm.dry.folding import FoldedSegment, FoldedViews, between
-from simparallel.comm.group import Group
+from simparallel.comm.group import Factory, Group
+from simparallel.comm.plan import Settings
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.uneven import Parts
 from simparallel.comm.validate import native

@@ -9,14 +9,15 @@ import numpy as np
 
 from simparallel.comm.call import Body, Call
 from simparallel.comm.direct.by_messages import Letters
+from simparallel.comm.group import Group
 from simparallel.comm.work import Steps, Work
 
 
 class FaultyLetters(Letters):
     """Sends and receives that check for faults before they begin and when they are done."""
 
-    def __init__(self, call: FaultyCall) -> None:
-        super().__init__(call)
+    def __init__(self, group: Group, call: FaultyCall) -> None:
+        super().__init__(group, call)
         self._call = call
         self._ends: dict[Work, str] = {}
 

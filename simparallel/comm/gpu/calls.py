@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.backend import Array, gpu_of
 from simparallel.clock.notes import note_once
+from simparallel.comm.blocks import exchange_objects
 from simparallel.comm.call_header import ON_GPUS
 from simparallel.comm.collective import Collective
+from simparallel.comm.communicator import Communicator
 from simparallel.comm.faults.calls import FaultyCall
 from simparallel.comm.gpu.ipc import IpcLink
 from simparallel.comm.gpu.link import ON_GPU, AbstractLink, GpuBody, GpuCall
@@ -34,9 +36,6 @@ from simparallel.comm.validate import check_form, check_only_at
 from simparallel.errors import DeadlineError, DeviceMismatchError, InputError
 from simparallel.gpu.device import Gpu
 from simparallel.gpu.ranges import named_range
-
-if TYPE_CHECKING:
-    from simparallel.comm.communicator import Communicator
 
 LINKS = {"nccl": NcclLink, "ipc": IpcLink, "host": None}
 VARIABLE = "SIMPARALLEL_GPU_LINK"
@@ -190,7 +189,7 @@ class GpuCalls:
     def _link_of(self, group: Group) -> AbstractLink | None:
         if group.size == 1:
             return AbstractLink(group, self._gpu)
-        members = group.exchange(self._place())
+        members = exchange_objects(group, self._place())
         kind, why = choose(members, shares_memory=group.views.is_shared)
         note_once(f"collectives of GPU arrays in {group.name} use {_NAMES[kind]}: {why}.")
         link_type = LINKS[kind]

@@ -23,17 +23,12 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.clock.recorder import Recorder, set_recorder
-from simparallel.comm.communicator import Communicator, join_run
 from simparallel.comm.diagnosis import last_calls, unreceived
-from simparallel.comm.leaving import Leaving
 from simparallel.comm.memory.arena import Arena
 from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
-from simparallel.comm.mpi.deadlock import Vigil
-from simparallel.comm.mpi.medium import MPI_MESSAGES
+from simparallel.comm.mpi.deadlock import MpiDeadlockDetector
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
-from simparallel.machine.cluster import describe
 
 # Address space for the messages of each rank.
 ARENA_BYTES = 4 << 30
@@ -124,7 +119,7 @@ class MpiTransport(AbstractTransport):
         control = self.segment.map
         self._sent = {control.sent(self.rank, rank): rank for rank in peers}
         self._taken = {control.taken(self.rank, rank): rank for rank in peers}
-        self._vigil = Vigil(self)
+        self._deadlocks = MpiDeadlockDetector(self, self._tell_wait)
 
     # --- sending words -------------------------------------------------------------------------------
 
@@ -168,7 +163,7 @@ class MpiTransport(AbstractTransport):
         for rank in self._copies:
             self.tell(rank, index, value, (), np.frombuffer(text.encode(), np.uint8), kind)
 
-    def tell_wait(self, epoch: int, payload: np.ndarray | None) -> None:
+    def _tell_wait(self, epoch: int, payload: np.ndarray | None) -> None:
         """Send this rank's wait record to all others, see `deadlock`; None: it continues."""
         index = self.segment.map.wait_epoch(self.rank)
         for rank in self._copies:
@@ -230,7 +225,7 @@ class MpiTransport(AbstractTransport):
         elif kind == RECORD:
             self.segment.write_record(src, payload.tobytes().decode())
         elif index == self.segment.map.wait_epoch(src):
-            self._vigil.heard(src, value, payload if kind == WAIT else None)
+            self._deadlocks.heard(src, value, payload if kind == WAIT else None)
         self._reserve(index, 1)
         self.words[index] = value
 
@@ -243,16 +238,16 @@ class MpiTransport(AbstractTransport):
     # --- waiting ---------------------------------------------------------------------------------------
 
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
-        self._vigil.begin()
+        self._deadlocks.begin()
         try:
             self._wait(conditions, describe)
         except DeadlockError:
             # The record stays valid, so that the other ranks find the same deadlock.
             raise
         except BaseException:
-            self._vigil.end()
+            self._deadlocks.end()
             raise
-        self._vigil.end()
+        self._deadlocks.end()
 
     def _wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         since = time.monotonic()
@@ -265,7 +260,7 @@ class MpiTransport(AbstractTransport):
             # Health and deadlocks are looked at only once the rank has begun to sleep.
             if looks == YIELDS and (now := time.monotonic()) >= next_check:
                 self.check_health(conditions[0], describe)
-                self._vigil.look(conditions, describe)
+                self._deadlocks.look(conditions, describe)
                 next_check = now + HEALTH_S
                 self._check_time(conditions[0], describe, now - since)
 
@@ -285,7 +280,7 @@ class MpiTransport(AbstractTransport):
 
     def _check_time(self, needed: Condition, describe: Callable[[], str], waited_s: float) -> None:
         if waited_s > self.timeout_s and (missing := self.lagging(needed)):
-            waits = {rank: self._vigil.text_of(rank) for rank in missing}
+            waits = {rank: self._deadlocks.text_of(rank) for rank in missing}
             told = "; ".join(
                 f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"
                 for rank, text in waits.items()
@@ -326,28 +321,3 @@ class MpiTransport(AbstractTransport):
         sys.stdout.flush()
         sys.stderr.flush()
         self._world.Abort(code or 1)
-
-
-# --- scripts that another launcher started ---------------------------------------------------------------
-
-
-def join(timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-    """Make this process its MPI rank until it ends; return False if MPI knows of no other process.
-
-    The end of the process is checked like the end of any run. A rank that fails reports it to the others, and then
-    ends the job.
-
-    Collective: over all processes of the launcher.
-    """
-    everyone = world()
-    if everyone.size == 1:
-        return False
-    transport = MpiTransport(everyone.Dup(), timeout_s)
-    recorder = Recorder(transport.rank, describe(everyone.size, nodes=nodes_of(everyone)))
-    communicator = Communicator(transport, recorder, medium=MPI_MESSAGES)
-    transport.start()
-    set_recorder(recorder)
-    join_run(communicator)
-    # Its exit hook runs before MPI's, which was registered earlier.
-    Leaving(communicator, transport)
-    return True

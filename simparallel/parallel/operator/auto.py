@@ -31,6 +31,7 @@ from simparallel.backend import is_array
 from simparallel.base.units import format_bytes, format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.comm import current
+from simparallel.comm.blocks import exchange_objects
 from simparallel.errors import CollectiveMismatchError, InputError, LayoutError, StrategyError
 from simparallel.layout.layout import Layout, from_strategy
 from simparallel.layout.sharding import Placement, placement
@@ -260,7 +261,7 @@ def check_same_calls(calls: list[tuple[Any, ...]]) -> None:
     Collective: yes.
     """
     # Without an event: it is no work of the step.
-    exchange = partial(current().world.exchange, asker="AutoParallel: calls of ops")
+    exchange = partial(exchange_objects, current().world, asker="AutoParallel: calls of ops")
     digests = exchange(blake2b(repr(calls).encode(), digest_size=16).digest())
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is None:
