@@ -22,7 +22,6 @@ from simparallel.backend import is_on_gpu
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
-from simparallel.comm.direct.direct import into
 from simparallel.comm.group import Algorithm, Group, Medium
 from simparallel.comm.grouping import Groups
 from simparallel.comm.inline import InlineTransport, Turns
@@ -31,7 +30,7 @@ from simparallel.comm.memory.segment import Segment
 from simparallel.comm.plan import Settings
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.transport import AbstractTransport
-from simparallel.comm.uneven import Parts, exchange_uneven, gather_uneven, run_uneven
+from simparallel.comm.uneven import exchange_uneven, gather_uneven, scatter_uneven
 from simparallel.comm.validate import (
     check_array,
     check_dim,
@@ -479,29 +478,25 @@ class Communicator(Mailbox):
             if parts is not None:  # the other ranks check theirs against the source's description
                 check_out("scatter", out, parts[root].shape, parts[root].dtype)
         if parts is not None and uneven:
-            if chosen is not group.direct:
-                raise InputError("scatter: parts of different sizes need algorithm='direct'.")
-            result = run_uneven(c.SCATTER, chosen, Parts(parts, 0), self.asker, async_op, root)
-            if out is None:
-                return result
-            return result.then(lambda part: into(out, part)) if async_op else into(out, result)
+            return scatter_uneven(chosen, parts, root, out, self.asker, async_op)
         return group.run(chosen.plan_scatter(root, parts, self.asker), parts, async_op, out)
 
     def all_gather_object(self, value: Any, group: Group | None = None) -> list[Any]:
         """Return every rank's value, in the order of the group. See `sp.all_gather_object`."""
-        direct = self._algorithm("all_gather_object", group, "direct")
-        return run_objects(c.ALL_GATHER, direct, value, None, self.asker)
+        return self._objects(c.ALL_GATHER, value, None, group)
 
     def broadcast_object(self, value: Any = None, src: int = 0, group: Group | None = None) -> Any:
         """Return the value of rank `src` on every rank."""
-        direct = self._algorithm("broadcast_object", group, "direct")
-        found = run_objects(c.BROADCAST, direct, value, src, self.asker)
+        found = self._objects(c.BROADCAST, value, src, group)
         return value if self.rank == src else found[0]
 
     def gather_object(self, value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
         """Return every rank's value on `dst`, in the order of the group; None elsewhere."""
-        direct = self._algorithm("gather_object", group, "direct")
-        return run_objects(c.GATHER, direct, value, dst, self.asker) or None
+        return self._objects(c.GATHER, value, dst, group) or None
+
+    def _objects(self, what: Collective, value: Any, root: int | None, group: Group | None) -> list[Any]:
+        direct = self._algorithm(f"{what.name}_object", group, "direct")
+        return run_objects(what, direct, value, root, self.asker)
 
     # --- from arguments to a plan ---------------------------------------------------------------------
 

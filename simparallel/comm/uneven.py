@@ -18,7 +18,7 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.call import Body, Call
+from simparallel.comm.call import Body, Call, into
 from simparallel.comm.collective import ALL_TO_ALL, SCATTER, Collective
 from simparallel.comm.group import Algorithm
 from simparallel.comm.memory.segment import LINE, round_up
@@ -208,6 +208,18 @@ def gather_uneven(
     check_array(what.name, x)
     dim = check_dim(what.name, x, dim)
     return run_uneven(what, direct, Parts([x], dim), asker, async_op, position)
+
+
+def scatter_uneven(
+    chosen: Algorithm, parts: Sequence[np.ndarray], root: int, out: np.ndarray | None, asker: str, async_op: bool
+) -> Any:
+    """Run a scatter of parts that differ in size along dim 0, on their root."""
+    if chosen is not chosen.group.direct:
+        raise InputError("scatter: parts of different sizes need algorithm='direct'.")
+    result = run_uneven(SCATTER, chosen, Parts(parts, 0), asker, async_op, root)
+    if out is None:
+        return result
+    return result.then(lambda part: into(out, part)) if async_op else into(out, result)
 
 
 def exchange_uneven(

@@ -18,9 +18,9 @@ from simparallel.algorithms.ledger import Entry
 from simparallel.algorithms.reduction import Combine
 from simparallel.backend import get_namespace
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.call import Body, Call
+from simparallel.comm.call import Body, Call, into
 from simparallel.comm.collective import COLLECTIVES
-from simparallel.comm.direct.direct import copies, given, into
+from simparallel.comm.direct.direct import copies, given
 from simparallel.comm.group import Algorithm, Group
 from simparallel.comm.plan import CallPlan, Settings
 from simparallel.comm.validate import native

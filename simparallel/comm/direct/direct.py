@@ -14,7 +14,7 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.algorithms.reduction import identity, reduce_arrays, reduce_into, reduction
 from simparallel.comm.blocks import Blocks
-from simparallel.comm.call import Body, Nothing
+from simparallel.comm.call import Body, Nothing, into
 from simparallel.comm.call_group import CallGroup
 from simparallel.comm.direct.direct_adasum import LargeAdasum, SmallAdasum
 from simparallel.comm.direct.direct_large import LargeAllReduce
@@ -248,14 +248,6 @@ BODIES: Mapping[str, Factory] = {
     "reduce_scatter": ReduceScatter, "all_to_all": AllToAll, "scan": Scan, "exscan": Exscan, "gather": Gather,
     "scatter": Scatter, "barrier": Nothing, "new_group": Nothing, "uneven": Uneven, "objects": Blocks,
 }  # fmt: skip
-
-
-def into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:
-    """Copy a result to `out`, or to a new array."""
-    if out is None:
-        return result.copy()
-    out[...] = result
-    return out
 
 
 def copies(arrays: Sequence[np.ndarray], out: Any, *, is_native: bool) -> Any:
