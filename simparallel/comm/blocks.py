@@ -70,7 +70,7 @@ class Blocks(Uneven):
         return found
 
 
-def run_objects(what: Collective, direct: Algorithm, value: Any, root: int | None, asker: str) -> list[Any]:
+def run_objects(what: Collective, direct: Algorithm, value: Any, root: int | None, purpose: str) -> list[Any]:
     """Run an all_gather, broadcast or gather of objects; return those that this rank receives, in order.
 
     Args:
@@ -78,16 +78,16 @@ def run_objects(what: Collective, direct: Algorithm, value: Any, root: int | Non
         direct: the group's algorithm.
         value: this rank's object.
         root: rank of the root, if the collective has one.
-        asker: as in headers.
+        purpose: as in headers.
     """
     group, name = direct.group, f"{what.name}_object"
     is_receiver = what is BROADCAST and group.transport.rank != root
     data = np.empty(0, np.uint8) if is_receiver else group.medium.pack(value)
     position = position_of(name, group, root) if what.root else 0
-    key = what.name, name, position, asker
+    key = what.name, name, position, purpose
     if (plan := direct.plans.get(key)) is None:
         header = h.encode(name, root=root or 0)
-        plan = direct.add_plan(key, header, Settings(root=position), asker=asker, body="objects")
+        plan = direct.add_plan(key, header, Settings(root=position), purpose=purpose, body="objects")
     found: dict[int, np.ndarray] = group.run(plan, data)
     # The bytes of each object are freed before the next one is decoded.
     if what is BROADCAST and not is_receiver:
@@ -95,12 +95,12 @@ def run_objects(what: Collective, direct: Algorithm, value: Any, root: int | Non
     return [group.medium.unpack(found.pop(position)) for position in list(found)]
 
 
-def exchange_objects(group: Group, value: Any, asker: str = "connecting GPUs") -> list[Any]:
+def exchange_objects(group: Group, value: Any, purpose: str = "connecting GPUs") -> list[Any]:
     """Return every member's value, in the order of the group. Collective; records no event."""
     # Earlier calls record theirs.
     group.lane.finish()
     recorder, group.recorder = group.recorder, None
     try:
-        return run_objects(ALL_GATHER, group.direct, value, None, asker)
+        return run_objects(ALL_GATHER, group.direct, value, None, purpose)
     finally:
         group.recorder = recorder

@@ -46,34 +46,34 @@ class Call(Work):
         plan: plan of the collective.
         x: this rank's argument.
         out: array for the result; None for the default place.
-        is_apart: peers and body need a copy of x, because `out` shares memory with x, or x would be written.
+        must_copy: peers and body need a copy of x, because `out` shares memory with x, or x would be written.
 
     Attributes:
         seq: number of the collective in its group.
-        shown: form in which the payload is exposed, a value of the header's word SHOWN.
+        exposure: form in which the payload is exposed, a value of the header's word EXPOSURE.
         given: array that the body may read: x or a copy of it.
         kept: value passed from the body's `expose` to the body.
         other_offset: offset of the second piece, if the payload is exposed in pieces.
         wall_ns: start and end of the body on a GPU; None for the host's times.
         step_ps: duration of each step of a message algorithm, for the trace.
         ledgers: records of messages that were open when the call began.
-        letters_type: class of the sends and receives of an algorithm on messages; None for its own.
+        port_type: class of the sends and receives of an algorithm on messages; None for its own.
     """
 
     seq = -1
-    shown = h.COPIED
+    exposure = h.COPIED
     kept: Any = None
     other_offset = 0
     wall_ns: tuple[int, int] | None = None
     step_ps: tuple[int, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
-    letters_type: Any = None
+    port_type: Any = None
 
-    def __init__(self, group: CallGroup, plan: CallPlan, x: Any, out: Any, is_apart: bool) -> None:
+    def __init__(self, group: CallGroup, plan: CallPlan, x: Any, out: Any, must_copy: bool) -> None:
         super().__init__(group.lane, self._life())
         self.group, self.plan, self.body = group, plan, plan.body
         self.x = self.given = x
-        self.out, self.is_apart = out, is_apart
+        self.out, self.must_copy = out, must_copy
         if plan.body.by_messages:
             self.ledgers = open_ledgers()
         self.site = group.transport.call_site(4)
@@ -83,7 +83,7 @@ class Call(Work):
     @property
     def zero_copy(self) -> bool:
         """Whether peers read the user's own array in place."""
-        return self.shown == h.OWN_ARRAY
+        return self.exposure == h.OWN_ARRAY
 
     def _life(self) -> Steps:
         group, views, plan, recorder = self.group, self.group.views, self.plan, self.group.recorder
@@ -100,7 +100,7 @@ class Call(Work):
         # Step 5. Up to here none of the user's arrays has been written.
         if not views.agree(plan, parity):
             raise group.header_error(parity)
-        some_zero_copy = not plan.copied and h.OWN_ARRAY in views.offsets[parity].all_shown(words)
+        some_zero_copy = not plan.copied and h.OWN_ARRAY in views.offsets[parity].exposures(words)
         # The collective begins, in simulated time, when its last member is ready.
         sim_start_ps = max(views.offsets[parity].sims(words))
         # Step 6.
@@ -147,7 +147,7 @@ class Call(Work):
             (h.SIM_PS, sim_ps),
             (h.OFFSET, offset),
             (h.NBYTES, size_bytes),
-            (h.SHOWN, self.shown),
+            (h.EXPOSURE, self.exposure),
             (h.SEQ, self.seq),
         ):
             note[word - h.COMPARED] = value
@@ -227,10 +227,10 @@ class Body:
     def expose(self, call: Call) -> tuple[int, int]:
         """Put this rank's payload where peers can read it. Returns (offset in the arena, bytes)."""
         plan = call.plan
-        offset, zero_copy, call.given = self.group.views.offer(plan, call.seq & 1, call.x, call.is_apart)
+        offset, zero_copy, call.given = self.group.views.offer(plan, call.seq & 1, call.x, call.must_copy)
         if zero_copy:
             # The owner of an array that is read in place has to wait at the end (step 7), so all ranks are informed.
-            call.shown = h.OWN_ARRAY
+            call.exposure = h.OWN_ARRAY
         return offset, plan.payload_bytes * plan.exposes
 
     def result(self, peers: Any, x: Any, out: Any) -> Any:

@@ -20,14 +20,14 @@ from simparallel.comm.transport import order
 from simparallel.comm.views import ARRIVE, DONE_MARK
 
 
-def run_at_once(group: CallGroup, plan: CallPlan, x: Any, out: Any, is_apart: bool) -> Any:
+def run_at_once(group: CallGroup, plan: CallPlan, x: Any, out: Any, must_copy: bool) -> Any:
     """Run one collective whose body does not wait; arguments and result as in `Group.run`."""
     start_ns = perf_counter_ns()
     transport, recorder, views = group.transport, group.recorder, group.views
     words, memory, site = transport.words, transport.memory, transport.call_site(4)
     seq = group.seq = group.seq + 1
     parity = seq & 1
-    (site_at, sim_at, offset_at, shown_at, seq_at, arrive_at, arrivals, headers, offsets, all_shown, sims) = (
+    (site_at, sim_at, offset_at, exposure_at, seq_at, arrive_at, arrivals, headers, offsets, exposures, sims) = (
         views.offsets[parity]
     )
     try:
@@ -38,8 +38,8 @@ def run_at_once(group: CallGroup, plan: CallPlan, x: Any, out: Any, is_apart: bo
             if plan.exposes:
                 words[offset_at] = views.show(plan, parity, x)
         else:
-            words[offset_at], zero_copy, given = views.offer(plan, parity, x, is_apart)
-            words[shown_at] = OWN_ARRAY if zero_copy else COPIED
+            words[offset_at], zero_copy, given = views.offer(plan, parity, x, must_copy)
+            words[exposure_at] = OWN_ARRAY if zero_copy else COPIED
         if views.published[parity] is not plan:
             views.publish(plan, parity)
         words[site_at] = site
@@ -62,12 +62,12 @@ def run_at_once(group: CallGroup, plan: CallPlan, x: Any, out: Any, is_apart: bo
             raise group.header_error(parity)
         # Step 6, the body.
         # Slots are at fixed offsets, so their views are found by parity without a look at the peers' notes.
-        shown = plan.shown.get(parity) if plan.in_slot else None
-        if shown is None:
-            shown = views.payloads(plan, parity, offsets(words))
-        result = plan.body.result(shown, given, out)
+        payloads = plan.payloads.get(parity) if plan.in_slot else None
+        if payloads is None:
+            payloads = views.payloads(plan, parity, offsets(words))
+        result = plan.body.result(payloads, given, out)
         # Step 7, done.
-        if not plan.copied and OWN_ARRAY in all_shown(words):
+        if not plan.copied and OWN_ARRAY in exposures(words):
             views.mark(DONE_MARK, seq)
             if zero_copy:
                 transport.wait((views.condition(DONE_MARK, seq),), partial(group.describe, plan, seq, site))

@@ -320,7 +320,7 @@ class Outbox(Lane):
         letter = _form(x.dtype, x.shape)[:]
         letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
         letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
-        letter[h.SHOWN], letter[h.FORM] = reply, h.COPIED if has_data(x) else h.NO_DATA
+        letter[h.EXPOSURE], letter[h.FORM] = reply, h.COPIED if has_data(x) else h.NO_DATA
         if faults is not None:
             faults.corrupt(letter, 0, "p2p", "send", number + 1)
         start = self._letters[number % RING]
@@ -523,8 +523,8 @@ class Inbox(Lane):
                 letter[h.SEQ],
             )
         # The sender asked for a reply (`ssend`)
-        if letter[h.SHOWN] and self.reply is not None:
-            self.reply(np.empty(0, BYTES), -letter[h.SHOWN], receive.named.site, receive.sim_end_ps)
+        if letter[h.EXPOSURE] and self.reply is not None:
+            self.reply(np.empty(0, BYTES), -letter[h.EXPOSURE], receive.named.site, receive.sim_end_ps)
 
 
 def receive(inboxes: Sequence[Inbox], x: np.ndarray, tag: int | None, part_of: int | None = None) -> Receive:

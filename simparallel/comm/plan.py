@@ -48,12 +48,12 @@ class CallPlan:
         at_once: `fast_call` can run it; set by the group.
         writes: this rank's x is replaced by the result, if there is no `out`.
         own: this rank's place for its payload, by offset.
-        shown: the payloads of all members, by their offsets (in slots: by parity).
+        payloads: those of all members, by their offsets (in slots: by parity).
     """
 
     __slots__ = (
         "at_once", "body", "copied", "dtype", "expected", "exposes", "has_note", "header", "in_slot", "op",
-        "others", "own", "payload_bytes", "place_bytes", "price", "root", "shape", "shown", "vector_bytes", "writes",
+        "others", "own", "payload_bytes", "payloads", "place_bytes", "price", "root", "shape", "vector_bytes", "writes",
     )  # fmt: skip
 
     def __init__(self, op: str, header: array[int], body: Any, x: np.ndarray | None, vector_bytes: int) -> None:
@@ -65,7 +65,7 @@ class CallPlan:
         self.payload_bytes = 0 if x is None else x.nbytes
         self.others = body.others
         self.exposes = x is not None and self.others != []
-        self.has_note = body.has_note or header[h.ASKER] != 0
+        self.has_note = body.has_note or header[h.PURPOSE] != 0
         # A body that waits may use the slot for values of its own (`Views.slots`), so its payload is stored elsewhere.
         self.in_slot = self.payload_bytes <= SLOT_BYTES and not body.waits()
         # Peers read a copy, even where they could read the user's array in place; step 7, `done`, is then unnecessary.
@@ -74,4 +74,4 @@ class CallPlan:
         self.at_once = self.writes = False
         # Places come round again, in the slots as in the staging ring, so their views are made once.
         self.own: dict[int, np.ndarray] = {}
-        self.shown: dict[Any, Payloads] = {}
+        self.payloads: dict[Any, Payloads] = {}

@@ -181,11 +181,11 @@ def own(part: np.ndarray) -> np.ndarray:
     return part.astype(native(part.dtype), order="C")
 
 
-def run_uneven(what: Collective, direct: Algorithm, parts: Parts, asker: str, async_op: bool, root: int = 0) -> Any:
+def run_uneven(what: Collective, direct: Algorithm, parts: Parts, purpose: str, async_op: bool, root: int = 0) -> Any:
     """Run an uneven collective: plan it, or find the plan of earlier equal calls. `root`: position of the root."""
     dim, first, group = parts.dim, parts.arrays[0], direct.group
     spec = PartSpec((*first.shape[:dim], ANY, *first.shape[dim + 1 :]), first.dtype, dim)
-    key = what.name, "uneven", root, spec, asker
+    key = what.name, "uneven", root, spec, purpose
     plan = direct.plans.get(key)
     if plan is None:
         rank = group.ranks[root] if what.root else 0
@@ -196,27 +196,27 @@ def run_uneven(what: Collective, direct: Algorithm, parts: Parts, asker: str, as
         else:
             header = h.encode(what.name, "-", rank, spec.dtype, spec.shape, h.encode_dims(dim))
         settings = Settings(root=root, dims=(dim,), sizes=spec)
-        plan = direct.add_plan(key, header, settings, asker=asker, body="uneven")
+        plan = direct.add_plan(key, header, settings, purpose=purpose, body="uneven")
     return group.run(plan, parts, async_op)
 
 
 def gather_uneven(
-    what: Collective, direct: Algorithm, x: np.ndarray, dim: int, root: int | None, asker: str, async_op: bool
+    what: Collective, direct: Algorithm, x: np.ndarray, dim: int, root: int | None, purpose: str, async_op: bool
 ) -> Any:
     """Run an all_gather, or with a root a gather, of x whose sizes along `dim` may differ by rank."""
     position = position_of(what.name, direct.group, root) if what.root else 0
     check_array(what.name, x)
     dim = check_dim(what.name, x, dim)
-    return run_uneven(what, direct, Parts([x], dim), asker, async_op, position)
+    return run_uneven(what, direct, Parts([x], dim), purpose, async_op, position)
 
 
 def scatter_uneven(
-    chosen: Algorithm, parts: Sequence[np.ndarray], root: int, out: np.ndarray | None, asker: str, async_op: bool
+    chosen: Algorithm, parts: Sequence[np.ndarray], root: int, out: np.ndarray | None, purpose: str, async_op: bool
 ) -> Any:
     """Run a scatter of parts that differ in size along dim 0, on their root."""
     if chosen is not chosen.group.direct:
         raise InputError("scatter: parts of different sizes need algorithm='direct'.")
-    result = run_uneven(SCATTER, chosen, Parts(parts, 0), asker, async_op, root)
+    result = run_uneven(SCATTER, chosen, Parts(parts, 0), purpose, async_op, root)
     if out is None:
         return result
     return result.then(lambda part: into(out, part)) if async_op else into(out, result)
@@ -229,7 +229,7 @@ def exchange_uneven(
     concat_dim: int,
     input_splits: Sequence[int] | None,
     output_splits: Sequence[int] | None,
-    asker: str,
+    purpose: str,
     async_op: bool,
 ) -> Any:
     """Run an all_to_all with parts of these sizes; without `input_splits` the parts of this rank are equal."""
@@ -245,4 +245,4 @@ def exchange_uneven(
     if input_splits is not None:
         given = check_splits(name, x, dim, input_splits, size)
     expected = () if output_splits is None else check_sizes(f"{name}: output_splits", output_splits, size)
-    return run_uneven(ALL_TO_ALL, direct, Parts.cut(x, dim, given, expected), asker, async_op)
+    return run_uneven(ALL_TO_ALL, direct, Parts.cut(x, dim, given, expected), purpose, async_op)

@@ -31,19 +31,19 @@ class Offsets(NamedTuple):
     """Offsets of a collective, for one parity: words that this rank writes, and byte ranges of all members.
 
     A byte range spans all ranks from the first to the last member; ranks in between that are no members have zeros
-    there. `offsets`, `all_shown` and `sims` fetch one word of every member's note.
+    there. `offsets`, `exposures` and `sims` fetch one word of every member's note.
     """
 
     site: int
     sim_ps: int
     offset: int
-    shown: int
+    exposure: int
     seq: int
     arrive: int
     arrivals: slice
     headers: slice
     offsets: Callable[[memoryview], tuple[int, ...]]
-    all_shown: Callable[[memoryview], tuple[int, ...]]
+    exposures: Callable[[memoryview], tuple[int, ...]]
     sims: Callable[[memoryview], tuple[int, ...]]
 
 
@@ -101,13 +101,13 @@ class Views:
             note + h.SITE,
             note + h.SIM_PS,
             note + h.OFFSET,
-            note + h.SHOWN,
+            note + h.EXPOSURE,
             note + h.SEQ,
             control.mark(slot, me, ARRIVE + parity),
             slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
             slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
             self._reader(h.OFFSET, parity),
-            self._reader(h.SHOWN, parity),
+            self._reader(h.EXPOSURE, parity),
             self._reader(h.SIM_PS, parity),
         )
 
@@ -184,9 +184,9 @@ class Views:
         """Return whether a `Call` has nothing to copy: peers read its x in place, or there is no peer or no data."""
         if self.size == 1 or not call.plan.payload_bytes:
             return True
-        return not call.is_apart and self.transport.arena.offset_of(call.x) is not None
+        return not call.must_copy and self.transport.arena.offset_of(call.x) is not None
 
-    def offer(self, plan: CallPlan, parity: int, x: Any, is_apart: bool) -> tuple[int, bool, Any]:
+    def offer(self, plan: CallPlan, parity: int, x: Any, must_copy: bool) -> tuple[int, bool, Any]:
         """Put this rank's payload where peers can read it.
 
         Returns:
@@ -194,14 +194,14 @@ class Views:
         """
         # A group of one reads its own array.
         if not plan.exposes or not plan.payload_bytes or self.size == 1:
-            return 0, False, x.copy() if is_apart else x
-        if not plan.copied and not is_apart:
+            return 0, False, x.copy() if must_copy else x
+        if not plan.copied and not must_copy:
             # An array that is in the arena already is read in place, without a copy.
             own_at = self.transport.arena.offset_of(x)
             if own_at is not None:
                 return own_at, True, x
-        offset = self.show(plan, parity, x, whole=is_apart)
-        return offset, False, plan.own[offset] if is_apart and not plan.in_slot else x
+        offset = self.show(plan, parity, x, whole=must_copy)
+        return offset, False, plan.own[offset] if must_copy and not plan.in_slot else x
 
     def show(self, plan: CallPlan, parity: int, x: np.ndarray | list[np.ndarray], *, whole: bool = False) -> int:
         """Copy the parts of this rank's payload that peers read (with `whole`, all of it); return its offset."""
@@ -243,17 +243,17 @@ class Views:
         key: Any = parity if plan.in_slot else offsets
         # Payloads in slots are known by parity; others by the offsets of all members, which may have moved since the
         # last call.
-        shown = plan.shown.get(key)
-        if shown is None:
+        payloads = plan.payloads.get(key)
+        if payloads is None:
             if plan.in_slot:
                 offsets = (self.staging.slots[parity],) * self.size
-            shown = Payloads.of([])
+            payloads = Payloads.of([])
             if plan.dtype is not None:
-                shown = Payloads(self.arenas(plan.dtype), offsets, math.prod(plan.shape), plan.shape)
-            if len(plan.shown) == MAX_PLACES:
-                plan.shown.clear()
-            plan.shown[key] = shown
-        return shown
+                payloads = Payloads(self.arenas(plan.dtype), offsets, math.prod(plan.shape), plan.shape)
+            if len(plan.payloads) == MAX_PLACES:
+                plan.payloads.clear()
+            plan.payloads[key] = payloads
+        return payloads
 
     def arenas(self, dtype: np.dtype) -> Arenas:
         """Return the members' arenas as arrays of a dtype."""

@@ -32,7 +32,7 @@ from simparallel.machine.cluster import Traffic, picoseconds
 FIRST_TAG, SEQ_SPAN = 2**62, 2**40
 
 
-class Letters(PointToPoint):
+class MessagePort(PointToPoint):
     """Sends and receives of one collective, through this rank's mailboxes."""
 
     def __init__(self, group: Group, call: Call) -> None:
@@ -91,7 +91,7 @@ class MessageBody(Body):
     def exchange(self, call: Call, *arguments: Any) -> Steps:
         """Run the algorithm, and record its traffic."""
         group, op, algorithm = self.group, call.plan.op, algorithm_of(call.plan)
-        letters = (call.letters_type or Letters)(group, call)
+        letters = (call.port_type or MessagePort)(group, call)
         yield from find(algorithm, op)(letters, *arguments)
         call.kept = entry = Entry(
             group.ranks[letters.rank], group.name, call.seq, op, algorithm, tuple(letters.traffic)

@@ -62,7 +62,7 @@ class LargeAllReduce(Body):
         views, x, me = self.group.views, call.moved(), self.position
         if views.size == 1:
             return x
-        in_place = tuple(way == h.OWN_ARRAY for way in call.notes(h.SHOWN))
+        in_place = tuple(way == h.OWN_ARRAY for way in call.notes(h.EXPOSURE))
         first, second = call.notes(h.OFFSET), call.notes(h.OTHER_OFFSET)
         # The body reads further pieces from `out`, which `moved` has filled.
         flat = x.reshape(-1) if call.zero_copy or call.out is not None else call.kept

@@ -53,7 +53,7 @@ class DryBody:
         found = 0, call.plan.payload_bytes
         if self._needs_tables(call):
             found = self.body.expose(call)
-        call.shown = h.NO_DATA
+        call.exposure = h.NO_DATA
         return found
 
     def run(self, call: DryCall) -> Steps:
@@ -102,7 +102,7 @@ class DryCall(Call):
     def lacks_data(self) -> bool:
         """Return whether the payload of any member has no data."""
         group = self.group
-        return h.NO_DATA in group.views.offsets[self.seq & 1].all_shown(group.transport.words)
+        return h.NO_DATA in group.views.offsets[self.seq & 1].exposures(group.transport.words)
 
     def seen(self, part: np.ndarray) -> np.ndarray:
         return without_data(part) if self.lacks_data() else part

@@ -137,7 +137,7 @@ class GpuBody(Body):
         assert isinstance(call, GpuCall)
         gpu = self.link.gpu
         self.link.let_go()
-        if call.is_apart:
+        if call.must_copy:
             call.x = call.x.copy()
         call.result_array = call.make_result()
         # After the allocation, whose memory earlier operations of the stream may still use.

@@ -69,14 +69,14 @@ class MpiViews(Views):
         # Marks carry the payload, so there is nothing to copy into shared memory.
         return True
 
-    def offer(self, plan: CallPlan, parity: int, x: Any, is_apart: bool) -> tuple[int, bool, Any]:
+    def offer(self, plan: CallPlan, parity: int, x: Any, must_copy: bool) -> tuple[int, bool, Any]:
         shares = self._shares(plan, x)
         own = shares[self.position]
-        if own is not None and (is_apart or own.nbytes <= SLOT_BYTES):
+        if own is not None and (must_copy or own.nbytes <= SLOT_BYTES):
             # A small reduction writes to its target before it has read all parts.
             own = own.copy()
         self.given, self.own = shares, own
-        return 0, False, x.copy() if is_apart else x
+        return 0, False, x.copy() if must_copy else x
 
     def _shares(self, plan: CallPlan, x: Any) -> Shares:
         """Return the array that each member is sent at the start of a collective."""

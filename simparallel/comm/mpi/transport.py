@@ -281,11 +281,11 @@ class MpiTransport(AbstractTransport):
     def _check_time(self, needed: Condition, describe: Callable[[], str], waited_s: float) -> None:
         if waited_s > self.timeout_s and (missing := self.lagging(needed)):
             waits = {rank: self._deadlocks.text_of(rank) for rank in missing}
-            told = "; ".join(
+            details = "; ".join(
                 f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"
                 for rank, text in waits.items()
             )
-            raise self._late_error(missing, told, describe)
+            raise self._late_error(missing, details, describe)
 
     # --- the end ---------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class SharedBuffers:
         module: the model.
         communicator, group: of this rank, and the ranks that share the work; None for all.
         ignored: names of buffers that are not synchronized.
-        asker: name of this object in the errors of its collectives.
+        purpose: name of this object in the errors of its collectives.
 
     Attributes:
         registries: for each module the prefix of its buffers' names, and its buffers.
@@ -36,11 +36,11 @@ class SharedBuffers:
     """
 
     def __init__(
-        self, module: Module, communicator: Communicator, group: Group | None, ignored: frozenset[str], asker: str
+        self, module: Module, communicator: Communicator, group: Group | None, ignored: frozenset[str], purpose: str
     ) -> None:
         self.registries = [(f"{name}." if name else "", m._buffers) for name, m in module.named_modules()]
         self._communicator, self._group = communicator, group
-        self._ignored, self._asker = ignored, asker
+        self._ignored, self._purpose = ignored, purpose
         self._known: list[Tensor] = []
         self._made: list[Bucket] | None = None
         self.are_due = True
@@ -51,7 +51,7 @@ class SharedBuffers:
         if self.hook is None or self.hook[2] != location:
             return
         state, hook, _ = self.hook
-        with self._communicator.asked_by(self._asker):
+        with self._communicator.for_purpose(self._purpose):
             begun = hook(state, self.named())
         for work in begun if isinstance(begun, (list, tuple)) else [begun]:
             if hasattr(work, "wait"):
@@ -66,7 +66,7 @@ class SharedBuffers:
             if self._communicator.rank == source:
                 # Only the source's values count, so the others do not pack theirs.
                 bucket.load()
-            with self._communicator.asked_by(self._asker):
+            with self._communicator.for_purpose(self._purpose):
                 collectives.broadcast(bucket.flat, src=source, group=self._group)
             if self._communicator.rank != source:
                 bucket.store()
