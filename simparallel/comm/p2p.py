@@ -253,22 +253,45 @@ class Together(Work):
         return next((work for work in self._works if not work.finished), self._works[-1]).describe()
 
 
-class Outbox(Lane):
+class MessageLane(Lane):
+    """Messages from one rank to another, on one of the two.
+
+    Args:
+        transport: this rank's access to shared memory.
+        recorder: clocks and events of this rank, or None to keep none.
+        lanes: the lanes of this rank that have work.
+        src, dst: the sender and the receiver; this rank is one of them.
+    """
+
+    def __init__(
+        self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], src: int, dst: int
+    ) -> None:
+        super().__init__(transport, lanes, recorder.join if recorder else None)
+        self.src, self.dst, self.recorder = src, dst, recorder
+        control = transport.segment.map
+        self._sent_index, self._taken_index = control.sent(src, dst), control.taken(dst, src)
+        self._letters = [control.letter(src, dst, number) for number in range(RING)]
+
+    def record(
+        self, recorder: Recorder, op: str, start_ns: int, start_ps: int, end_ps: int, sizes: tuple[int, int], seq: int
+    ) -> None:
+        """Record the event of a message; `sizes`: bytes of its array, and bytes that this rank sent."""
+        stream = f"send to {self.dst}" if op == "send" else f"recv from {self.src}"
+        recorder.communicate(
+            op, "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst), seq
+        )
+
+
+class Outbox(MessageLane):
     """Messages from this rank to one other rank."""
 
     def __init__(
         self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], dst: int
     ) -> None:
-        super().__init__(transport, lanes, recorder.join if recorder else None)
-        self.dst = dst
-        self.recorder = recorder
+        super().__init__(transport, recorder, lanes, transport.rank, dst)
         self._sent = 0
         self._replies = 0  # number of replies requested
         self._in_flight: list[tuple[int, int]] = []  # (number, offset), oldest first
-        control = transport.segment.map
-        self._sent_index = control.sent(transport.rank, dst)
-        self._taken_index = control.taken(dst, transport.rank)
-        self._letters = [control.letter(transport.rank, dst, number) for number in range(RING)]
         transport.segment.reserve_words(transport.rank, self._letters[0], RING * LETTER_WORDS)
 
     def send(self, x: np.ndarray, tag: int, part_of: int | None = None, at_ps: int = 0) -> Work:
@@ -335,19 +358,7 @@ class Outbox(Lane):
         if recorder is not None:
             cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
             end_ps = self._queue[0].sim_end_ps = start_ps + cost.time_ps  # the running work is this one
-            recorder.communicate(
-                "send",
-                "p2p",
-                stream,
-                start_ns,
-                perf_counter_ns(),
-                start_ps,
-                end_ps,
-                x.nbytes,
-                cost.sent_bytes,
-                (transport.rank, self.dst),
-                number,
-            )
+            self.record(recorder, "send", start_ns, start_ps, end_ps, (x.nbytes, cost.sent_bytes), number)
         if faults is not None:
             faults.at("returned", "p2p", "send", number + 1)
 
@@ -362,25 +373,19 @@ class Outbox(Lane):
             self.transport.arena.free(self._in_flight.pop(0)[1])
 
 
-class Inbox(Lane):
+class Inbox(MessageLane):
     """Messages to this rank from one other rank. Receives finish as their messages arrive, by tag."""
 
     def __init__(
         self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], src: int
     ) -> None:
-        super().__init__(transport, lanes, recorder.join if recorder else None)
-        self.src = src
-        self.recorder = recorder
+        super().__init__(transport, recorder, lanes, src, transport.rank)
         self._taken = 0
         # Sends a message back to the sender.
         self.reply: Callable[..., Work] | None = None
         self._last_call: Named | None = None
         self._queue: deque[Any] = deque()  # of `Receive`
         self._unclaimed: list[tuple[list[int], np.ndarray]] = []  # headers and copied payloads, not yet received
-        control = transport.segment.map
-        self._sent_index = control.sent(src, transport.rank)
-        self._taken_index = control.taken(transport.rank, src)
-        self._letters = [control.letter(src, transport.rank, number) for number in range(RING)]
 
     def receive(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Receive:
         """Start a receive. `part_of`: call site of the collective whose event covers this message too."""
@@ -509,19 +514,8 @@ class Inbox(Lane):
             end_ps = max(receive.issued_ps, letter[h.SIM_PS] + cost.time_ps)
             begin_ps = max(receive.issued_ps, letter[h.SIM_PS], recorder.clock_ps.get(stream, 0))
             receive.sim_end_ps = end_ps
-            recorder.communicate(
-                "recv",
-                "p2p",
-                stream,
-                receive.start_ns,
-                perf_counter_ns(),
-                min(begin_ps, end_ps),
-                end_ps,
-                x.nbytes,
-                0,
-                (self.src, transport.rank),
-                letter[h.SEQ],
-            )
+            start_ps = min(begin_ps, end_ps)
+            self.record(recorder, "recv", receive.start_ns, start_ps, end_ps, (x.nbytes, 0), letter[h.SEQ])
         # The sender asked for a reply (`ssend`)
         if letter[h.EXPOSURE] and self.reply is not None:
             self.reply(np.empty(0, BYTES), -letter[h.EXPOSURE], receive.named.site, receive.sim_end_ps)
