@@ -26,9 +26,8 @@ FLOORS = (
     {"comm.*"},
     {"comm.direct"},
     {"comm.shm", "comm.inline", "comm.faults"},
-    {"comm.gpu"},
     {"comm.communicator"},
-    {"comm.dry"},
+    {"comm.dry", "comm.gpu"},
     {"comm.mpi"},
     {"comm"},
     {"autograd.*", "view", "world"},
@@ -102,6 +101,10 @@ def is_typing(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
 
 
+# Rooms that are ordered also where type hints count.
+HINTS_COUNT = ("comm", "gpu", "optim")
+
+
 def code_of(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes but those for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
@@ -116,11 +119,14 @@ def code_of(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 @cache
-def imports(source: str) -> frozenset[str]:
-    """Return dotted names of all modules imported in a file: in functions, and by `import_module("...")`."""
+def imports(source: str, hints: bool = False) -> frozenset[str]:
+    """Return dotted names of all modules imported in a file: in functions, and by `import_module("...")`.
+
+    `hints`: also those imported for type checkers alone.
+    """
     found = set()
     strings = set()
-    for node in code_of(ast.parse(source)):
+    for node in (ast.walk if hints else code_of)(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -132,10 +138,10 @@ def imports(source: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def targets(source: str) -> set[str]:
+def targets(source: str, hints: bool = False) -> set[str]:
     """Return the modules of the package that a file imports."""
     found = set()
-    for name in imports(source):
+    for name in imports(source, hints):
         first, _, rest = name.partition(".")
         if first == "simparallel":
             inner, _, last = rest.rpartition(".")
@@ -143,10 +149,10 @@ def targets(source: str) -> set[str]:
     return found
 
 
-def strangers(source: str, module: str) -> set[str]:
+def strangers(source: str, module: str, hints: bool = False) -> set[str]:
     """Return the rooms that this module imports and must not."""
     room = room_of(module)
-    others = {room_of(name) for name in targets(source) if (module, name) not in UPWARD} - {room}
+    others = {room_of(name) for name in targets(source, hints) if (module, name) not in UPWARD} - {room}
     apart = APART - {room.split(".")[0]} if room.split(".")[0] in APART else set()
     return {other for other in others if FLOOR_OF[other] >= FLOOR_OF[room] or other.split(".")[0] in apart}
 
@@ -227,6 +233,15 @@ def test_change_at_import_is_found() -> None:
     assert hung("from simparallel import ops\nops.Op.planner = 1\nx = ops.Op\nx.y = 2") == ["ops.Op.planner"]
 
 
+@pytest.mark.parametrize("room", HINTS_COUNT)
+def test_type_hints_follow_the_floor_plan(room: str) -> None:
+    graph = {name: targets(path.read_text(), hints=True) - {name, "__init__"} for name, path in MODULES.items()}
+    inside = {name: graph[name] for name in graph if name.split(".")[0] == room}
+    assert circles({name: others & inside.keys() for name, others in inside.items()}) == []
+    upward = {name: strangers(MODULES[name].read_text(), name, hints=True) for name in inside}
+    assert {name: found for name, found in upward.items() if any(other.split(".")[0] == room for other in found)} == {}
+
+
 def test_import_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
 
@@ -253,6 +268,12 @@ def test_libraries_stay_in_their_rooms() -> None:
 )
 def test_upward_import_is_found(source: str, module: str, found: set[str]) -> None:
     assert strangers(source, module) == found
+
+
+def test_type_hint_is_found() -> None:
+    source = "if TYPE_CHECKING:\n    from simparallel.comm.communicator import Communicator"
+    assert strangers(source, "comm.group") == set()
+    assert strangers(source, "comm.group", hints=True) == {"comm.communicator"}
 
 
 def test_every_room_of_the_plan_exists() -> None:

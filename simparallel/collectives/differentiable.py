@@ -53,10 +53,10 @@ class _Collective(Reversible):
         return self._name
 
 
-def _communicate(asker: str, move: Move, x: Array, device: Any) -> Array:
-    """Run `move(x)` under the name `asker`, which ranks compare; it begins and ends on this device's clock."""
+def _communicate(purpose: str, move: Move, x: Array, device: Any) -> Array:
+    """Run `move(x)` under the name `purpose`, which ranks compare; it begins and ends on this device's clock."""
     wait_for(device)
-    with current().asked_by(asker):
+    with current().for_purpose(purpose):
         y = move(get_namespace(x).asarray(x))  # NumPy turns 0-D arrays into scalars
     go_on(device)
     return y
@@ -67,8 +67,8 @@ def _call(name: str, x: Any, forward: Move, adjoint: Move) -> Tensor:
     x = _plain(name, x)
     needs = grad_mode.enabled and x.requires_grad
     # With and without a gradient are different calls, because only one of them has a backward to match.
-    asker = f"functions.{name} {'with' if needs else 'without'} a gradient"
-    y = _communicate(asker, forward, x.data, x._device or FIRST)
+    purpose = f"functions.{name} {'with' if needs else 'without'} a gradient"
+    y = _communicate(purpose, forward, x.data, x._device or FIRST)
     _hold(y)
     node = None
     if needs:
@@ -341,8 +341,8 @@ def scatter_from(
         # The other ranks have no input to give a gradient to.
         return dy if rows is None else rows
 
-    asker = f"functions.scatter_from {'with' if grad_mode.enabled else 'without'} a gradient"
-    y = _communicate(asker, forward, np.empty(0) if whole is None else whole.data, device)
+    purpose = f"functions.scatter_from {'with' if grad_mode.enabled else 'without'} a gradient"
+    y = _communicate(purpose, forward, np.empty(0) if whole is None else whole.data, device)
     _hold(y)
     node = None
     # Only floating-point results are on the tape, as for ops.

@@ -7,7 +7,7 @@ from typing import Any
 from simparallel.backend import to_host
 from simparallel.collectives.host_copy import array_of, device_of, in_place, wait_for
 from simparallel.comm import Work, current
-from simparallel.comm.asked import Message
+from simparallel.comm.p2p import Message
 
 
 def send(x: Any, dst: int, tag: int = 0) -> None:

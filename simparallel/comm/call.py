@@ -20,79 +20,22 @@ nothing else in progress.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.algorithms.ledger import Ledger, open_ledgers
 from simparallel.clock.recorder import COMPUTE, Recorder
-from simparallel.comm.memory.segment import SLOT_BYTES
+from simparallel.comm.call_group import CallGroup
 from simparallel.comm.memory.staging import Payloads
+from simparallel.comm.plan import CallPlan, Settings
 from simparallel.comm.transport import order
 from simparallel.comm.views import ARRIVE, DONE_MARK
 from simparallel.comm.work import Steps, Work
 from simparallel.machine.cluster import Traffic
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
-
-
-class CallPlan:
-    """The plan that calls with equal arguments share: header, body, views of the payloads, and the price once known.
-
-    Args:
-        op: name of the collective.
-        group: the group.
-        header: header of the calls.
-        body: computes the result.
-        x: an array like the payload that peers may read from this rank; None for no payload.
-        vector_bytes: size that the network model prices; -1 if only the root knows it.
-
-    Attributes:
-        price: bytes of the vector and price of a call, once known.
-        exposes: this rank has a payload that peers read.
-        in_slot: the payload is in the group's slot, at an offset that every rank knows.
-        place_bytes: size of its place in the staging ring; 0 if it is too large for the ring.
-        at_once: `fast_call` can run it.
-        expected: bytes of all members' headers in shared memory if every rank makes this call.
-        writes: this rank's x is replaced by the result, if there is no `out`.
-        own: this rank's place for its payload, by offset.
-        shown: the payloads of all members, by their offsets (in slots: by parity).
-    """
-
-    __slots__ = (
-        "at_once", "body", "copied", "dtype", "expected", "exposes", "has_note", "header", "in_slot", "op",
-        "others", "own", "payload_bytes", "place_bytes", "price", "root", "shape", "shown", "vector_bytes", "writes",
-    )  # fmt: skip
-
-    def __init__(
-        self, op: str, group: Group, header: array[int], body: Body, x: np.ndarray | None, vector_bytes: int
-    ) -> None:
-        self.op, self.header, self.body = op, header, body
-        self.root, self.vector_bytes = body.settings.root, vector_bytes
-        self.price: tuple[int, Traffic] | None = None
-        self.shape: tuple[int, ...] = () if x is None else x.shape
-        self.dtype: Any = None if x is None else x.dtype
-        self.payload_bytes = 0 if x is None else x.nbytes
-        self.others = body.others
-        self.exposes = x is not None and self.others != []
-        self.has_note = body.has_note or header[h.ASKER] != 0
-        # A body that waits may use the slot for values of its own (`Views.slots`), so its payload is stored elsewhere.
-        self.in_slot = self.payload_bytes <= SLOT_BYTES and not body.waits()
-        # Peers read a copy, even where they could read the user's array in place; step 7, `done`, is then unnecessary.
-        self.copied = self.in_slot or body.copied
-        self.place_bytes = 0 if self.in_slot else group.views.staging.place_bytes(self.payload_bytes)
-        self.at_once = group.has_fast_calls and not body.waits()
-        # Equal headers are equal bytes, so one comparison with these covers all members.
-        self.expected = group.views.expected(header)
-        self.writes = False
-        # Places come round again, in the slots as in the staging ring, so their views are made once.
-        self.own: dict[int, np.ndarray] = {}
-        self.shown: dict[Any, Payloads] = {}
 
 
 class Call(Work):
@@ -103,35 +46,34 @@ class Call(Work):
         plan: plan of the collective.
         x: this rank's argument.
         out: array for the result; None for the default place.
-        is_apart: peers and body need a copy of x, because `out` shares memory with x, or x would be written.
+        must_copy: peers and body need a copy of x, because `out` shares memory with x, or x would be written.
 
     Attributes:
         seq: number of the collective in its group.
-        shown: form in which the payload is exposed, a value of the header's word SHOWN.
+        exposure: form in which the payload is exposed, a value of the header's word EXPOSURE.
         given: array that the body may read: x or a copy of it.
         kept: value passed from the body's `expose` to the body.
         other_offset: offset of the second piece, if the payload is exposed in pieces.
-        wish: this rank's choice of how the next call of this plan exposes its payload.
         wall_ns: start and end of the body on a GPU; None for the host's times.
         step_ps: duration of each step of a message algorithm, for the trace.
         ledgers: records of messages that were open when the call began.
-        letters_type: class of the sends and receives of an algorithm on messages; None for its own.
+        port_type: class of the sends and receives of an algorithm on messages; None for its own.
     """
 
     seq = -1
-    shown = h.IN_PIECES
+    exposure = h.COPIED
     kept: Any = None
-    other_offset = wish = 0
+    other_offset = 0
     wall_ns: tuple[int, int] | None = None
     step_ps: tuple[int, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
-    letters_type: Any = None
+    port_type: Any = None
 
-    def __init__(self, group: Group, plan: CallPlan, x: Any, out: Any, is_apart: bool) -> None:
+    def __init__(self, group: CallGroup, plan: CallPlan, x: Any, out: Any, must_copy: bool) -> None:
         super().__init__(group.lane, self._life())
         self.group, self.plan, self.body = group, plan, plan.body
         self.x = self.given = x
-        self.out, self.is_apart = out, is_apart
+        self.out, self.must_copy = out, must_copy
         if plan.body.by_messages:
             self.ledgers = open_ledgers()
         self.site = group.transport.call_site(4)
@@ -141,7 +83,7 @@ class Call(Work):
     @property
     def zero_copy(self) -> bool:
         """Whether peers read the user's own array in place."""
-        return self.shown == h.OWN_ARRAY
+        return self.exposure == h.OWN_ARRAY
 
     def _life(self) -> Steps:
         group, views, plan, recorder = self.group, self.group.views, self.plan, self.group.recorder
@@ -158,7 +100,7 @@ class Call(Work):
         # Step 5. Up to here none of the user's arrays has been written.
         if not views.agree(plan, parity):
             raise group.header_error(parity)
-        some_zero_copy = not plan.copied and h.OWN_ARRAY in views.offsets[parity].all_shown(words)
+        some_zero_copy = not plan.copied and h.OWN_ARRAY in views.offsets[parity].exposures(words)
         # The collective begins, in simulated time, when its last member is ready.
         sim_start_ps = max(views.offsets[parity].sims(words))
         # Step 6.
@@ -205,14 +147,13 @@ class Call(Work):
             (h.SIM_PS, sim_ps),
             (h.OFFSET, offset),
             (h.NBYTES, size_bytes),
-            (h.SHOWN, self.shown),
+            (h.EXPOSURE, self.exposure),
             (h.SEQ, self.seq),
         ):
             note[word - h.COMPARED] = value
-        for word, value in ((h.OTHER_OFFSET, self.other_offset), (h.WISH, self.wish)):
-            # In a scatter, these two words describe the root's arrays.
-            if value:
-                note[word - h.COMPARED] = value
+        # In a scatter, this word describes the root's arrays.
+        if self.other_offset:
+            note[h.OTHER_OFFSET - h.COMPARED] = self.other_offset
         group.views.publish(plan, parity, note)
 
     # --- arrays that bodies write ---------------------------------------------------------------------
@@ -253,22 +194,6 @@ class Call(Work):
 # --- steps 1 and 6 ---------------------------------------------------------------------------------------
 
 
-class Settings(NamedTuple):
-    """The arguments of a collective besides its array.
-
-    Attributes:
-        op: name of the reduction.
-        root: position of the root in the group.
-        dims: dims that are cut or joined.
-        sizes: sizes of the parts of x: the layers of Adasum, the input_splits of a reduce_scatter; None for equal ones.
-    """
-
-    op: str = "-"
-    root: int = 0
-    dims: tuple[int, ...] = ()
-    sizes: Any = None
-
-
 class Body:
     """The computation of a collective on one rank, from the payloads of all members to this rank's result.
 
@@ -296,16 +221,16 @@ class Body:
     by_messages = False
     call_type: type[Call] | None = None
 
-    def __init__(self, group: Group, x: np.ndarray | None, settings: Settings) -> None:
+    def __init__(self, group: CallGroup, x: np.ndarray | None, settings: Settings) -> None:
         self.group, self.position, self.settings = group, group.position, settings
 
     def expose(self, call: Call) -> tuple[int, int]:
         """Put this rank's payload where peers can read it. Returns (offset in the arena, bytes)."""
         plan = call.plan
-        offset, zero_copy, call.given = self.group.views.offer(plan, call.seq & 1, call.x, call.is_apart)
+        offset, zero_copy, call.given = self.group.views.offer(plan, call.seq & 1, call.x, call.must_copy)
         if zero_copy:
             # The owner of an array that is read in place has to wait at the end (step 7), so all ranks are informed.
-            call.shown = h.OWN_ARRAY
+            call.exposure = h.OWN_ARRAY
         return offset, plan.payload_bytes * plan.exposes
 
     def result(self, peers: Any, x: Any, out: Any) -> Any:
@@ -341,5 +266,9 @@ class Nothing(Body):
         return None
 
 
-# A class of bodies, or a function that chooses one.
-Factory = Callable[["Group", Any, Settings], Body]
+def into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:
+    """Copy a result to `out`, or to a new array."""
+    if out is None:
+        return result.copy()
+    out[...] = result
+    return out

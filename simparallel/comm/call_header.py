@@ -3,23 +3,22 @@
 Words 0 … 15 have to be equal on all ranks of the group. The rest, the note, tells peers where this rank's payload is.
 In shared memory the headers of all ranks are contiguous, so one comparison of bytes covers all of them.
 
-    0 tag (of a message), or a digest of the asker's name   1 op   2 reduce op   3 root   4 dtype
+    0 tag (of a message), or a digest of the purpose   1 op   2 reduce op   3 root   4 dtype
     5 dims (dim, or split and concat dim; dim and digest of the input_splits of a reduce_scatter)
     6 ndim   7 … 14 shape (the last word holds a digest if there are more than 8 dims)
     15 the number of the algorithm
     in a new_group: 6 … 14 the ranks, as a shape
     in an all_reduce of a list: 5 digest of the shapes   6 number of arrays   7 … 14 their sizes
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
-    19 payload [bytes]   20 1 if the payload is the user's own array, 2 if it is one copy of the whole, 3 if it has no
-    data (in a message: the number of the reply that its sender asked for)   21 seq
-    in a message: 23 3 if the payload has no data
+    19 payload [bytes]   20 1 if the payload is the user's own array, 2 if it has no data (in a message: the number of
+    the reply that its sender asked for)   21 seq
+    in a message: 23 2 if the payload has no data
     in a scatter: 22 dtype   23 ndim   24 … 31 shape of the array that the root gives to each rank
-    in an all_reduce: 22 offset of the second piece, if the payload is exposed in pieces
-                      23 1 if this rank wants the next payload exposed as one copy of the whole
-    24 … 31 if word 0 is set and the op is no scatter: the asker's name in UTF-8, cut to 64 bytes
+    if the payload is exposed in pieces: 22 offset of the second piece
+    24 … 31 if word 0 is set and the op is no scatter: the purpose in UTF-8, cut to 64 bytes
 
-The asker is the op or reducer that makes a call on behalf of the user, such as "DDP 1, bucket 0". Calls of
-different askers are different calls, even if their arrays look alike.
+The purpose names the op or reducer that makes a call on behalf of the user, such as "DDP 1, bucket 0". Calls of
+different purposes are different calls, even if their arrays look alike.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
 REDUCE_CODES |= {alias: REDUCE_CODES[name] for alias, name in ALIASES.items()}
 
 TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, ALGORITHM = 0, 1, 2, 3, 4, 5, 6, 7, 15
-ASKER, LISTED = TAG, DIMS
+PURPOSE, LISTED = TAG, DIMS
 COMPARED = 16
-SITE, SIM_PS, OFFSET, NBYTES, SHOWN, SEQ = 16, 17, 18, 19, 20, 21
+SITE, SIM_PS, OFFSET, NBYTES, EXPOSURE, SEQ = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
-OTHER_OFFSET, WISH = 22, 23
-# How a payload is exposed: as pieces copied one after the other (a small payload is a single piece), as the user's own
-# array, or as one copy of the whole; or not at all, because in a dry run it has no data.
-IN_PIECES, OWN_ARRAY, ALL_COPIED, NO_DATA = range(4)
-# First word of the asker's name.
-ASKED = 24
+OTHER_OFFSET, FORM = 22, 23
+# How a payload is exposed: as a copy, whole or piece by piece, or as the user's own array; or not at all, because in a
+# dry run it has no data.
+COPIED, OWN_ARRAY, NO_DATA = range(3)
+# First word of the purpose.
+PURPOSE_TEXT = 24
 USED = 32
 MAX_GIVEN_DIMS = USED - GIVEN_SHAPE
 _SHAPE_WORDS = ALGORITHM - SHAPE
@@ -124,13 +123,13 @@ def encode(
     return words
 
 
-def encode_asker(words: array[int], asker: str) -> None:
+def encode_purpose(words: array[int], purpose: str) -> None:
     """Store the op or reducer that makes this call."""
-    words[ASKER] = digest(asker)
+    words[PURPOSE] = digest(purpose)
     # A scatter needs these words for the shape of the root's arrays.
     if words[OP] != OP_CODES["scatter"]:
-        text = asker.encode(errors="replace")[: 8 * (USED - ASKED)].ljust(8 * (USED - ASKED), b"\0")
-        words[ASKED:USED] = array("q", text)
+        text = purpose.encode(errors="replace")[: 8 * (USED - PURPOSE_TEXT)].ljust(8 * (USED - PURPOSE_TEXT), b"\0")
+        words[PURPOSE_TEXT:USED] = array("q", text)
 
 
 def encode_given(words: array[int], shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -182,15 +181,15 @@ def describe(words: Sequence[int]) -> str:
         text += " on GPUs"
     elif words[ALGORITHM]:
         text += f" by {_name(names(), words[ALGORITHM])}"
-    if words[ASKER] and words[OP] != OP_CODES["send"]:
-        text += f" for {_asker(words)}"
+    if words[PURPOSE] and words[OP] != OP_CODES["send"]:
+        text += f" for {_purpose(words)}"
     return text
 
 
-def _asker(words: Sequence[int]) -> str:
-    text = b"" if words[OP] == OP_CODES["scatter"] else array("q", words[ASKED:USED]).tobytes()
+def _purpose(words: Sequence[int]) -> str:
+    text = b"" if words[OP] == OP_CODES["scatter"] else array("q", words[PURPOSE_TEXT:USED]).tobytes()
     name = text.rstrip(b"\0").decode(errors="ignore")
-    return name or f"#{words[ASKER] & (1 << 64) - 1:016x}"
+    return name or f"#{words[PURPOSE] & (1 << 64) - 1:016x}"
 
 
 def _name(names: Sequence[str], code: int) -> str:
@@ -216,7 +215,7 @@ def decode_dims(word: int) -> list[int]:
     return [byte - 1 for byte in word.to_bytes(8, "little", signed=word < 0).rstrip(b"\0")]
 
 
-_FIELDS = {"purpose": (ASKER,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
+_FIELDS = {"purpose": (PURPOSE,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
            "shape": tuple(range(NDIM, ALGORITHM)), "dim": (DIMS,)}  # fmt: skip
 
 
@@ -250,18 +249,18 @@ def mismatch_error(
     algorithms = {words[ALGORITHM] for words in headers.values()}
     if len(ops) == 1 and len(algorithms) > 1:
         differing.append("place of the arrays, host or GPU" if ON_GPUS in algorithms else "algorithm")
-    told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
+    lines = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
     # The described calls look equal, so a word was overwritten: name it.
     if len(calls) == 1:
         for place in range(COMPARED):
             values = {rank: words[place] for rank, words in headers.items()}
             if len(set(values.values())) > 1:
                 differing.append(f"word {place} of the header")
-                told += [f"  rank {rank} has {value:#x} in word {place}" for rank, value in values.items()]
+                lines += [f"  rank {rank} has {value:#x} in word {place}" for rank, value in values.items()]
     seq = headers[me][SEQ]
     return CollectiveMismatchError(
         f"{group_name}, collective #{seq}: ranks made different calls.\n"
-        + "\n".join(told)
+        + "\n".join(lines)
         + f"\nThey differ in: {', '.join(differing)}. No data was changed. All ranks of a group must make "
         "the same calls, with the same shapes and dtypes, in the same order.",
         group=group_name,

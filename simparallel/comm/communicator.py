@@ -19,17 +19,17 @@ import simparallel.comm.collective as c
 from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.backend import is_on_gpu
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.call import Settings
+from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
-from simparallel.comm.direct.direct import into
 from simparallel.comm.group import Algorithm, Group, Medium
 from simparallel.comm.grouping import Groups
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.mailbox import Mailbox
 from simparallel.comm.memory.segment import Segment
+from simparallel.comm.plan import Settings
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.transport import AbstractTransport
-from simparallel.comm.uneven import Parts, exchange_uneven, gather_uneven, run_uneven
+from simparallel.comm.uneven import exchange_uneven, gather_uneven, scatter_uneven
 from simparallel.comm.validate import (
     check_array,
     check_dim,
@@ -66,7 +66,7 @@ class Communicator(Mailbox):
         kept: objects that higher layers keep for this rank until its run ends, keyed by their class.
         groups: all groups made so far, the world first; also those without this rank.
         gpu: the `gpu.calls.GpuCalls` of a rank whose arrays are on a GPU; None for other ranks.
-        asker: name of the op or reducer that makes the collectives, see `asked_by`.
+        purpose: name of the op or reducer that makes the collectives, see `for_purpose`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Communicator(Mailbox):
         medium: Medium = SHARED_MEMORY,
     ) -> None:
         super().__init__(transport, recorder)
-        self.default_algorithm, self.asker = default_algorithm, ""
+        self.default_algorithm, self.purpose = default_algorithm, ""
         self.kept: dict[type, Any] = {}
         self.gpu: Any = None
         if transport.faults is not None:
@@ -90,7 +90,7 @@ class Communicator(Mailbox):
         self._usual = self.world.direct if default_algorithm == "direct" else None
 
     @contextmanager
-    def asked_by(self, asker: str) -> Iterator[None]:
+    def for_purpose(self, purpose: str) -> Iterator[None]:
         """Name the op or reducer that makes the collectives inside the block; the innermost name counts.
 
         Ranks compare the name like everything else about a call: if calls look alike but have different purposes, all
@@ -98,13 +98,13 @@ class Communicator(Mailbox):
         have separate plans, so a name must not change from step to step.
 
         Args:
-            asker: the same on every rank of the group, for the same purpose; "" for none.
+            purpose: the same on every rank of the group, for the same purpose; "" for none.
         """
-        before, self.asker = self.asker, asker
+        before, self.purpose = self.purpose, purpose
         try:
             yield
         finally:
-            self.asker = before
+            self.purpose = before
 
     # --- collectives ----------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Communicator(Mailbox):
         """
         if uneven:
             direct = self._only_direct("all_gather", group, algorithm, out)
-            return gather_uneven(c.ALL_GATHER, direct, x, dim, None, self.asker, async_op)
+            return gather_uneven(c.ALL_GATHER, direct, x, dim, None, self.purpose, async_op)
         return self._run(c.ALL_GATHER, x, group, async_op, algorithm, out, dims=(dim,))
 
     def reduce_scatter(
@@ -401,7 +401,7 @@ class Communicator(Mailbox):
         if input_splits is None and output_splits is None:
             return self._run(c.ALL_TO_ALL, x, group, async_op, algorithm, out, dims=(split_dim, concat_dim))
         direct = self._only_direct("all_to_all", group, algorithm, out)
-        return exchange_uneven(direct, x, split_dim, concat_dim, input_splits, output_splits, self.asker, async_op)
+        return exchange_uneven(direct, x, split_dim, concat_dim, input_splits, output_splits, self.purpose, async_op)
 
     def gather(
         self,
@@ -433,7 +433,7 @@ class Communicator(Mailbox):
         """
         if uneven:
             direct = self._only_direct("gather", group, algorithm, out)
-            return gather_uneven(c.GATHER, direct, x, 0, dst, self.asker, async_op)
+            return gather_uneven(c.GATHER, direct, x, 0, dst, self.purpose, async_op)
         return self._run(c.GATHER, x, group, async_op, algorithm, out, root=dst)
 
     def scatter(
@@ -478,27 +478,25 @@ class Communicator(Mailbox):
             if parts is not None:  # the other ranks check theirs against the source's description
                 check_out("scatter", out, parts[root].shape, parts[root].dtype)
         if parts is not None and uneven:
-            if chosen is not group.direct:
-                raise InputError("scatter: parts of different sizes need algorithm='direct'.")
-            result = run_uneven(c.SCATTER, chosen, Parts(parts, 0), self.asker, async_op, root)
-            if out is None:
-                return result
-            return result.then(lambda part: into(out, part)) if async_op else into(out, result)
-        return group.run(chosen.plan_scatter(root, parts, self.asker), parts, async_op, out)
+            return scatter_uneven(chosen, parts, root, out, self.purpose, async_op)
+        return group.run(chosen.plan_scatter(root, parts, self.purpose), parts, async_op, out)
 
     def all_gather_object(self, value: Any, group: Group | None = None) -> list[Any]:
         """Return every rank's value, in the order of the group. See `sp.all_gather_object`."""
-        direct = self._algorithm("all_gather_object", group, "direct")
-        return direct.group.objects(c.ALL_GATHER, value, None, self.asker)
+        return self._objects(c.ALL_GATHER, value, None, group)
 
     def broadcast_object(self, value: Any = None, src: int = 0, group: Group | None = None) -> Any:
         """Return the value of rank `src` on every rank."""
-        found = self._algorithm("broadcast_object", group, "direct").group.objects(c.BROADCAST, value, src, self.asker)
+        found = self._objects(c.BROADCAST, value, src, group)
         return value if self.rank == src else found[0]
 
     def gather_object(self, value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
         """Return every rank's value on `dst`, in the order of the group; None elsewhere."""
-        return self._algorithm("gather_object", group, "direct").group.objects(c.GATHER, value, dst, self.asker) or None
+        return self._objects(c.GATHER, value, dst, group) or None
+
+    def _objects(self, what: Collective, value: Any, root: int | None, group: Group | None) -> list[Any]:
+        direct = self._algorithm(f"{what.name}_object", group, "direct")
+        return run_objects(what, direct, value, root, self.purpose)
 
     # --- from arguments to a plan ---------------------------------------------------------------------
 
@@ -526,7 +524,7 @@ class Communicator(Mailbox):
             if self.gpu is not None and is_on_gpu(x):
                 return self.gpu.run(what, x, chosen.group, async_op, out, op, root, dims, sizes, listed)
             check_array(name, x)
-        key: tuple[Any, ...] = name, op, root, dims, sizes, listed, x.dtype, x.shape, self.asker
+        key: tuple[Any, ...] = name, op, root, dims, sizes, listed, x.dtype, x.shape, self.purpose
         if dims or root is not None:  # 1, 1.0 and True are equal, but only one of them is a dim or a rank
             key = *key, type(root), *map(type, dims)
         try:
@@ -534,7 +532,7 @@ class Communicator(Mailbox):
         except TypeError:  # an argument that cannot be hashed is refused below
             plan = None
         if plan is None:
-            plan = chosen.plan_array(what, key, x, self.asker)
+            plan = chosen.plan_array(what, key, x, self.purpose)
         group = chosen.group
         if out is None:
             if plan.writes and not x.flags.writeable:
@@ -548,10 +546,10 @@ class Communicator(Mailbox):
             given, x = x, truth(op, x, name)
             if out is None:
                 return group.run(plan, x, async_op, given if what.in_place else None)
-        is_apart = check_result(what, group, x, out, plan.body.settings)
+        must_copy = check_result(what, group, x, out, plan.body.settings)
         if what.in_place and is_same_place(x, out):  # no copy is needed
             return group.run(plan, out, async_op)
-        return group.run(plan, x, async_op, out, is_apart=is_apart)
+        return group.run(plan, x, async_op, out, must_copy=must_copy)
 
     def _only_direct(self, op: str, group: Group | None, algorithm: str | None, out: Any = None) -> Algorithm:
         """Return the group's direct algorithm for a call with uneven parts; refuse any other one and an `out`."""
@@ -586,9 +584,9 @@ class Communicator(Mailbox):
     def barrier(self, group: Group | None = None, async_op: bool = False) -> Any:
         """Wait until every rank of the group has called it."""
         direct = self._algorithm("barrier", group, "direct")
-        key = "barrier", self.asker
+        key = "barrier", self.purpose
         if (plan := direct.plans.get(key)) is None:
-            plan = direct.add_plan(key, h.encode("barrier"), Settings(), asker=self.asker)
+            plan = direct.add_plan(key, h.encode("barrier"), Settings(), purpose=self.purpose)
         return direct.group.run(plan, None, async_op)
 
     def monitored_barrier(self, group: Group | None = None, timeout_s: float | None = None) -> None:
@@ -609,7 +607,7 @@ class Communicator(Mailbox):
         Every rank of the world calls it, member or not; with `use_local_synchronization` only its members do.
         """
         self.check_allowed("new_group")
-        group = self._groups.new(ranks, self.asker, use_local_synchronization)
+        group = self._groups.new(ranks, self.purpose, use_local_synchronization)
         if self.gpu is not None:
             self.gpu.connect(group)
         return group

@@ -64,9 +64,9 @@ def error_of(waiting: dict[int, str], world_size: int) -> DeadlockError:
         who = f"rank {next(iter(waiting))} waits for itself"
     else:
         who = f"ranks {', '.join(map(str, waiting))} wait for each other, so none of them can continue"
-    told = "\n".join(f"  rank {rank} waits in {text}" for rank, text in waiting.items())
+    details = "\n".join(f"  rank {rank} waits in {text}" for rank, text in waiting.items())
     return DeadlockError(
-        f"{who}:\n{told}\nAll ranks of a group must make the same calls in the same order; every recv needs a send.",
+        f"{who}:\n{details}\nAll ranks of a group must make the same calls in the same order; every recv needs a send.",
         waiting=waiting,
     )
 
@@ -89,10 +89,10 @@ def unreceived(segment: Segment, kept: dict[int, list[tuple[int, str]]]) -> dict
                 start = control.letter(src, dst, number)
                 left.append((src, letter_text(segment, src, words[start : start + h.USED])))
         if left:
-            told = "".join(f"\n  rank {src} sent {text}" for src, text in left[:20])
+            details = "".join(f"\n  rank {src} sent {text}" for src, text in left[:20])
             more = f"\n  and {len(left) - 20} more" if len(left) > 20 else ""
             errors[dst] = CommError(
-                f"rank {dst} ended without receiving {len(left)} message{'s' * (len(left) > 1)}:{told}{more}\n"
+                f"rank {dst} ended without receiving {len(left)} message{'s' * (len(left) > 1)}:{details}{more}\n"
                 "Every send needs a recv with the same tag on the other side.",
                 rank=dst,
                 senders=sorted({src for src, _ in left}),

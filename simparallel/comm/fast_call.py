@@ -9,27 +9,25 @@ from __future__ import annotations
 from functools import partial
 from sys import byteorder
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simparallel.clock.recorder import COMPUTE
-from simparallel.comm.call_header import IN_PIECES, OWN_ARRAY
+from simparallel.comm.call_group import CallGroup
+from simparallel.comm.call_header import COPIED, OWN_ARRAY
 from simparallel.comm.memory.segment import WORD
+from simparallel.comm.plan import CallPlan
 from simparallel.comm.transport import order
 from simparallel.comm.views import ARRIVE, DONE_MARK
 
-if TYPE_CHECKING:
-    from simparallel.comm.call import CallPlan
-    from simparallel.comm.group import Group
 
-
-def run_at_once(group: Group, plan: CallPlan, x: Any, out: Any, is_apart: bool) -> Any:
+def run_at_once(group: CallGroup, plan: CallPlan, x: Any, out: Any, must_copy: bool) -> Any:
     """Run one collective whose body does not wait; arguments and result as in `Group.run`."""
     start_ns = perf_counter_ns()
     transport, recorder, views = group.transport, group.recorder, group.views
     words, memory, site = transport.words, transport.memory, transport.call_site(4)
     seq = group.seq = group.seq + 1
     parity = seq & 1
-    (site_at, sim_at, offset_at, shown_at, seq_at, arrive_at, arrivals, headers, offsets, all_shown, sims) = (
+    (site_at, sim_at, offset_at, exposure_at, seq_at, arrive_at, arrivals, headers, offsets, exposures, sims) = (
         views.offsets[parity]
     )
     try:
@@ -40,8 +38,8 @@ def run_at_once(group: Group, plan: CallPlan, x: Any, out: Any, is_apart: bool) 
             if plan.exposes:
                 words[offset_at] = views.show(plan, parity, x)
         else:
-            words[offset_at], zero_copy, given = views.offer(plan, parity, x, is_apart)
-            words[shown_at] = OWN_ARRAY if zero_copy else IN_PIECES
+            words[offset_at], zero_copy, given = views.offer(plan, parity, x, must_copy)
+            words[exposure_at] = OWN_ARRAY if zero_copy else COPIED
         if views.published[parity] is not plan:
             views.publish(plan, parity)
         words[site_at] = site
@@ -64,12 +62,12 @@ def run_at_once(group: Group, plan: CallPlan, x: Any, out: Any, is_apart: bool) 
             raise group.header_error(parity)
         # Step 6, the body.
         # Slots are at fixed offsets, so their views are found by parity without a look at the peers' notes.
-        shown = plan.shown.get(parity) if plan.in_slot else None
-        if shown is None:
-            shown = views.payloads(plan, parity, offsets(words))
-        result = plan.body.result(shown, given, out)
+        payloads = plan.payloads.get(parity) if plan.in_slot else None
+        if payloads is None:
+            payloads = views.payloads(plan, parity, offsets(words))
+        result = plan.body.result(payloads, given, out)
         # Step 7, done.
-        if not plan.copied and OWN_ARRAY in all_shown(words):
+        if not plan.copied and OWN_ARRAY in exposures(words):
             views.mark(DONE_MARK, seq)
             if zero_copy:
                 transport.wait((views.condition(DONE_MARK, seq),), partial(group.describe, plan, seq, site))

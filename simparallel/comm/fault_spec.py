@@ -261,8 +261,8 @@ class Faults:
 
 
 def _tell(fault: Fault, where: str) -> None:
-    told = f"fault: rank {fault.rank} {fault.action} in {where}, clock_ns={time.monotonic_ns()}\n"
-    os.write(2, told.encode())
+    text = f"fault: rank {fault.rank} {fault.action} in {where}, clock_ns={time.monotonic_ns()}\n"
+    os.write(2, text.encode())
 
 
 def faults_of(faults: Iterable[Fault], rank: int) -> Faults | None:

@@ -17,11 +17,11 @@ from simparallel.algorithms import DIRECT
 from simparallel.algorithms.reduction import reduction
 from simparallel.base.adasum import check_dtype
 from simparallel.base.units import format_numbers
-from simparallel.comm.blocks import run_blocks
-from simparallel.comm.call import Call, CallPlan, Factory, Settings
-from simparallel.comm.collective import ADASUM, ALL_GATHER, BROADCAST, Collective
+from simparallel.comm.call import Body, Call
+from simparallel.comm.collective import ADASUM, Collective
 from simparallel.comm.fast_call import run_at_once
 from simparallel.comm.mailbox import Mailbox
+from simparallel.comm.plan import CallPlan, Settings
 from simparallel.comm.validate import check_array, check_dim, position_of
 from simparallel.comm.views import Views
 from simparallel.comm.work import Lane
@@ -31,6 +31,8 @@ from simparallel.machine.cluster import Traffic
 
 # Limit of the plans kept for calls that may be repeated.
 MAX_PLANS = 1024
+# A class of bodies, or a function that chooses one.
+Factory = Callable[["Group", Any, Settings], Body]
 
 
 class Medium(NamedTuple):
@@ -92,7 +94,7 @@ class Group:
         """Return the group itself: the copy of a model communicates in the same group."""
         return self
 
-    def run(self, plan: CallPlan, x: Any, async_op: bool = False, out: Any = None, *, is_apart: bool = False) -> Any:
+    def run(self, plan: CallPlan, x: Any, async_op: bool = False, out: Any = None, *, must_copy: bool = False) -> Any:
         """Run one collective with this rank's argument; return its result, or with `async_op` its `Work`.
 
         Args:
@@ -100,7 +102,7 @@ class Group:
             x: this rank's argument.
             async_op: do not wait.
             out: array for the result; None for the default place.
-            is_apart: peers and body need a copy of x, because `out` shares memory with x, or x would be written.
+            must_copy: peers and body need a copy of x, because `out` shares memory with x, or x would be written.
         """
         if running.step:
             refuse(
@@ -109,37 +111,10 @@ class Group:
             )
         # While other communication of this rank is in progress, its generators have to be advanced meanwhile.
         if plan.at_once and not (async_op or self.mailbox.lanes):
-            return run_at_once(self, plan, x, out, is_apart)
-        call = (plan.body.call_type or self.medium.call)(self, plan, x, out, is_apart)
+            return run_at_once(self, plan, x, out, must_copy)
+        call = (plan.body.call_type or self.medium.call)(self, plan, x, out, must_copy)
         self.lane.submit(call)
         return call if async_op else call.wait()
-
-    def exchange(self, value: Any, asker: str = "connecting GPUs") -> list[Any]:
-        """Return every member's value, in the order of the group. Collective; records no event."""
-        # Earlier calls record theirs.
-        self.lane.finish()
-        recorder, self.recorder = self.recorder, None
-        try:
-            return self.objects(ALL_GATHER, value, None, asker)
-        finally:
-            self.recorder = recorder
-
-    def objects(self, what: Collective, value: Any, root: int | None, asker: str) -> list[Any]:
-        """Run an all_gather, broadcast or gather of objects; return those that this rank receives, in order.
-
-        Args:
-            what: the collective.
-            value: this rank's object.
-            root: rank of the root, if the collective has one.
-            asker: as in headers.
-        """
-        is_receiver = what is BROADCAST and self.transport.rank != root
-        data = np.empty(0, np.uint8) if is_receiver else self.medium.pack(value)
-        found, unpack = run_blocks(what, self.direct, data, root, asker), self.medium.unpack
-        # The bytes of each object are freed before the next one is decoded.
-        if what is BROADCAST and not is_receiver:
-            return []
-        return [unpack(found.pop(position)) for position in list(found)]
 
     def header_error(self, parity: int) -> CollectiveMismatchError:
         """Build the error for headers that differ; it lists every rank's call and call site."""
@@ -211,7 +186,7 @@ class Algorithm:
         settings: Settings,
         x: np.ndarray | None = None,
         vector_bytes: int = 0,
-        asker: str = "",
+        purpose: str = "",
         body: str = "",
     ) -> CallPlan:
         """Plan a collective.
@@ -222,21 +197,23 @@ class Algorithm:
             settings: arguments other than the array.
             x: an array like the payload that peers may read from this rank; None for no payload.
             vector_bytes: size that the network model prices; -1 if only the root knows it.
-            asker: name of the op or reducer that makes the call.
+            purpose: name of the op or reducer that makes the call.
             body: key of the body, if not the collective's name.
         """
         # The header of new_group has its members in this word.
         header[h.ALGORITHM] = header[h.ALGORITHM] or self.number
-        if asker:
-            h.encode_asker(header, asker)
+        if purpose:
+            h.encode_purpose(header, purpose)
         # Shapes that never repeat would fill the memory; a plan that was dropped is made again.
         if len(self.plans) >= MAX_PLANS:
             self.plans.clear()
         made = self.bodies[body or key[0]](self.group, x, settings)
-        plan = self.plans[key] = CallPlan(key[0], self.group, header, made, x, vector_bytes)
+        plan = self.plans[key] = CallPlan(key[0], header, made, x, vector_bytes)
+        self.group.views.prepare(plan)
+        plan.at_once = self.group.has_fast_calls and not made.waits()
         return plan
 
-    def plan_array(self, what: Collective, key: tuple[Any, ...], x: np.ndarray, asker: str) -> CallPlan:
+    def plan_array(self, what: Collective, key: tuple[Any, ...], x: np.ndarray, purpose: str) -> CallPlan:
         """Check the arguments that calls with this key share, and plan a collective of an array; see `Communicator`."""
         (name, op, root, dims, sizes, listed, *_), group = key, self.group
         if isinstance(x, np.ndarray):
@@ -256,19 +233,19 @@ class Algorithm:
             shape = tuple(sizes)
         header = h.encode(name, op, root or 0, x.dtype, shape, word, listed=listed)
         vector_bytes = x.nbytes * (group.size if what.carries == "all" else 1)
-        plan = self.add_plan(key, header, Settings(op, position, dims, sizes), x, vector_bytes, asker)
+        plan = self.add_plan(key, header, Settings(op, position, dims, sizes), x, vector_bytes, purpose)
         plan.writes = what.writes(group.position, position)
         return plan
 
-    def plan_scatter(self, root: int, parts: Sequence[np.ndarray] | None, asker: str) -> CallPlan:
+    def plan_scatter(self, root: int, parts: Sequence[np.ndarray] | None, purpose: str) -> CallPlan:
         """Plan a scatter, or return the plan of earlier equal calls; only the root has parts."""
         kind = () if parts is None else (parts[0].dtype, parts[0].shape)
-        key = "scatter", root, *kind, asker
+        key = "scatter", root, *kind, purpose
         if (plan := self.plans.get(key)) is None:
             header, x = h.encode("scatter", root=self.group.ranks[root]), None
             if parts is not None:
                 h.encode_given(header, parts[0].shape, parts[0].dtype)
                 x = np.broadcast_to(parts[0], (self.group.size, *parts[0].shape))
             # The receivers learn the size from the root, so the network model prices it at the end (-1).
-            plan = self.add_plan(key, header, Settings(root=root), x, -1 if x is None else x.nbytes, asker)
+            plan = self.add_plan(key, header, Settings(root=root), x, -1 if x is None else x.nbytes, purpose)
         return plan

@@ -8,10 +8,10 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.base.checks import is_integer
-from simparallel.comm.asked import Named, Receive
-from simparallel.comm.call import Settings
 from simparallel.comm.group import Group, Medium
 from simparallel.comm.mailbox import Mailbox
+from simparallel.comm.p2p import Named, Receive
+from simparallel.comm.plan import Settings
 from simparallel.errors import CollectiveMismatchError, CommError, InputError
 
 GROUP_TAG = -(2**62)  # used by no other message
@@ -38,7 +38,7 @@ class Groups:
         self._num_local = 0  # this rank's slots taken by groups that their members created alone
         self._of_node: Group | None = None
 
-    def new(self, ranks: Sequence[int], asker: str, use_local_synchronization: bool) -> Group:
+    def new(self, ranks: Sequence[int], purpose: str, use_local_synchronization: bool) -> Group:
         """Create a group, as `Communicator.new_group`."""
         members = tuple(ranks)
         outside = [rank for rank in members if not is_integer(rank) or not 0 <= rank < self.world_size]
@@ -50,7 +50,7 @@ class Groups:
         if self._mailbox.recorder:
             self._mailbox.recorder.cluster.check_group(members)
         if use_local_synchronization:
-            return self._local_group(members, asker)
+            return self._local_group(members, purpose)
         number = self._num_groups
         most = self._mailbox.transport.segment.map.max_world_groups
         if number == most:
@@ -61,21 +61,21 @@ class Groups:
             )
         # Reserves its memory before any member uses it.
         group = Group(self._mailbox, self._medium, number, members)
-        self._announce(self.world, members, asker)
+        self._announce(self.world, members, purpose)
         self._num_groups += 1
         self.made.append(group)
         return group
 
-    def _announce(self, group: Group, members: tuple[int, ...], asker: str) -> None:
+    def _announce(self, group: Group, members: tuple[int, ...], purpose: str) -> None:
         """Run the collective that makes sure that all ranks of `group` create the same new group."""
         # A plan of its own for each list of members: the header has them, and all ranks compare it.
-        key, header = ("new_group", members, asker), h.encode("new_group", shape=members)
-        plan = group.direct.add_plan(key, header, Settings(), asker=asker)
+        key, header = ("new_group", members, purpose), h.encode("new_group", shape=members)
+        plan = group.direct.add_plan(key, header, Settings(), purpose=purpose)
         # No other call uses it, and it has bytes for each member of the group.
         del group.direct.plans[key]
         group.run(plan, None)
 
-    def _local_group(self, members: tuple[int, ...], asker: str) -> Group:
+    def _local_group(self, members: tuple[int, ...], purpose: str) -> Group:
         """Create a group by its members alone: the lowest rank collects their lists and sends the decision to all.
 
         Each rank owns some slots for such groups. A new group takes a slot of the member that has used the fewest.
@@ -89,20 +89,20 @@ class Groups:
         call = f"new_group({list(members)}, use_local_synchronization=True)"
         # [local slots used, number of members, members …], padded to the longest possible list, because a receiver
         # must know the size.
-        told = np.full(size + 2, -1)
-        told[: 2 + len(members)] = self._num_local, len(members), *members
+        words = np.full(size + 2, -1)
+        words[: 2 + len(members)] = self._num_local, len(members), *members
         leader = min(members)
         if self.rank == leader:
-            everyone = {rank: told if rank == leader else self._hear(rank, call) for rank in members}
+            everyone = {rank: words if rank == leader else self._hear(rank, call) for rank in members}
             # Only the leader has seen all lists, so it decides for all, also whether to raise.
-            told = self._decided(members, everyone)
+            words = self._decided(members, everyone)
             for rank in members:
                 if rank != leader:
-                    self._tell(rank, told, call)
+                    self._tell(rank, words, call)
         else:
-            self._tell(leader, told, call)
-            told = self._hear(leader, call)
-        owner, used, *others = told.tolist()
+            self._tell(leader, words, call)
+            words = self._hear(leader, call)
+        owner, used, *others = words.tolist()
         # A negative owner reports lists that differ, so every member raises the same error.
         if owner < 0:
             other, named = -1 - owner, [rank for rank in others if rank >= 0]
@@ -129,17 +129,17 @@ class Groups:
         )
         self.made.append(group)
         # Compare the lists again as the first collective of the new group.
-        self._announce(group, members, asker)
+        self._announce(group, members, purpose)
         return group
 
-    def _decided(self, members: tuple[int, ...], told: dict[int, np.ndarray]) -> np.ndarray:
+    def _decided(self, members: tuple[int, ...], everyone: dict[int, np.ndarray]) -> np.ndarray:
         """Return the slot's owner and number; or -1 - r and the list of the first rank r whose list differs."""
-        named = {rank: tuple(words[2 : 2 + words[1]].tolist()) for rank, words in told.items()}
+        named = {rank: tuple(words[2 : 2 + words[1]].tolist()) for rank, words in everyone.items()}
         result = np.full(self.world_size + 2, -1)
         wrong = next((rank for rank in members if named[rank] != members), None)
         if wrong is None:
-            owner = min(members, key=lambda rank: told[rank][0])
-            result[:2] = owner, told[owner][0]
+            owner = min(members, key=lambda rank: everyone[rank][0])
+            result[:2] = owner, everyone[owner][0]
         else:
             result[0] = -1 - wrong
             result[2 : 2 + len(named[wrong])] = named[wrong]

@@ -12,8 +12,7 @@ import numpy as np
 
 from simparallel.base.checks import is_integer
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.asked import USER_TAGS, Message, Probe, Receive, Together
-from simparallel.comm.p2p import Inbox, Outbox, receive
+from simparallel.comm.p2p import USER_TAGS, Inbox, Message, Outbox, Probe, Receive, Together, receive
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.validate import check_array
 from simparallel.comm.work import Lane, Work

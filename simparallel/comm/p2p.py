@@ -10,30 +10,53 @@ copy is kept for it.
 from __future__ import annotations
 
 import contextlib
+import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data, without_data
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.asked import BYTES, Message, Named, Receive, Together
 from simparallel.comm.diagnosis import letter_text
 from simparallel.comm.memory.segment import LETTER_WORDS, RING
-from simparallel.comm.transport import AbstractTransport, Condition, order
+from simparallel.comm.transport import AbstractTransport, Condition, any_of, order
 from simparallel.comm.work import Lane, Steps, Work
 from simparallel.errors import CollectiveMismatchError
+
+BYTES = np.dtype(np.uint8)
+# Tags of users are below this number, tags of algorithms are not.
+USER_TAGS = 2**62
 
 
 @lru_cache(maxsize=1024)
 def _form(dtype: np.dtype, shape: tuple[int, ...]) -> array[int]:
     """Encode the header of a message of such an array, without the words that change from message to message."""
     return h.encode("send", dtype=dtype, shape=shape)
+
+
+class Named(NamedTuple):
+    """The identity of a call, without its array."""
+
+    op: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    peer: str
+    rank: int | None
+    tag: int | None
+    site: int
+    # If set, replaces the description of op, array and peer in `text`.
+    call: str = ""
+
+    def text(self, transport: AbstractTransport) -> str:
+        rank, tag = ("any" if number is None else number for number in (self.rank, self.tag))
+        call = self.call or f"{self.op}({self.dtype} {self.shape}, {self.peer}={rank}, tag={tag})"
+        return f"{call} at {transport.site_text(transport.rank, self.site)}"
 
 
 class Send(Work):
@@ -47,22 +70,228 @@ class Send(Work):
         return self._named.text(self._lane.transport)
 
 
-class Outbox(Lane):
+class Receive(Work):
+    """A pending receive: from one sender, or from the first to send.
+
+    Args:
+        inboxes: inboxes of the possible senders.
+        x: array to fill.
+        tag: tag of the message; None for any user tag.
+        named: identity of the call, for errors.
+        issued_ps: start of the call in simulated time.
+        recorder: records the event; None for a part of another call.
+
+    Attributes:
+        source: rank of the sender, once the message has arrived.
+        sent_tag: tag of that message.
+    """
+
+    def __init__(
+        self,
+        inboxes: Sequence[Inbox],
+        x: np.ndarray,
+        tag: int | None,
+        named: Named,
+        issued_ps: int,
+        recorder: Recorder | None,
+    ) -> None:
+        # It waits in the lane of the first inbox. This rank's own inbox is last: a waiting rank sends itself nothing.
+        super().__init__(inboxes[0], None)
+        self.inboxes = inboxes
+        self.recorder = recorder
+        self.x = x
+        self.tag = tag
+        self.named = named
+        self.issued_ps = issued_ps
+        self.start_ns = perf_counter_ns()
+        self.source: int | None = None
+        self.sent_tag: int | None = None
+
+    def begin(self) -> Receive:
+        """Start the receive; a message that has already arrived finishes it."""
+        for inbox in self.inboxes:
+            inbox.note(self)
+        if any(inbox.claim(self) for inbox in self.inboxes):
+            return self
+        try:
+            for inbox in self.inboxes:
+                inbox.submit(self)
+                if self.finished:
+                    break
+        except BaseException:  # also an exception of a signal handler: no caller has this receive
+            self.withdraw()
+            raise
+        return self
+
+    def takes(self, tag: int) -> bool:
+        """Return whether a message of this tag matches."""
+        return tag == self.tag if self.tag is not None else 0 <= tag < USER_TAGS
+
+    def withdraw(self) -> None:
+        """Cancel the receive."""
+        for inbox in self.inboxes:
+            inbox.withdraw(self)
+
+    def wait_or_withdraw(self) -> Any:
+        """Wait, and withdraw the receive after an exception, so that the next receive gets the message."""
+        try:
+            return self.wait()
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def needs(self, condition: Condition) -> Condition:
+        # A receive from any rank waits for all inboxes at once.
+        return any_of([condition, *(inbox.awaited() for inbox in self.inboxes[1:])])
+
+    def source_rank(self) -> int:
+        self.wait()
+        assert self.source is not None
+        return self.source
+
+    def describe(self) -> str:
+        """Describe the receive and unmatched messages: one with another tag explains why it waits in vain."""
+        text = self.named.text(self._lane.transport)
+        letters = [f"rank {inbox.src} sent {letter}" for inbox in self.inboxes for letter in inbox.letters()]
+        if letters:
+            more = f"; and {len(letters) - 3} more" if len(letters) > 3 else ""
+            text += f" ({'; '.join(letters[:3])}{more}, which no receive has requested)"
+        return text
+
+
+class Message(NamedTuple):
+    """A message that has arrived and is not received yet.
+
+    Attributes:
+        src, tag: rank of the sender, and tag.
+        shape, dtype: of the payload; None if they are too long for the header.
+        size_bytes: size of the payload.
+    """
+
+    src: int
+    tag: int
+    shape: tuple[int, ...] | None
+    dtype: np.dtype | None
+    size_bytes: int
+
+
+class Probe(Lane):
+    """A wait for a message that does not consume it."""
+
+    def __init__(self, inboxes: Sequence[Inbox], tag: int | None, others: dict[Lane, None]) -> None:
+        transport = inboxes[0].transport
+        super().__init__(transport, others, None)
+        self._inboxes = inboxes
+        rank = inboxes[0].src if len(inboxes) == 1 else None
+        named = Named("probe", BYTES, (), "src", rank, tag, transport.call_site())
+        self._asked = Receive(inboxes, np.empty(0, BYTES), tag, named, 0, None)
+
+    def found(self) -> Message | None:
+        """Return the first message that has arrived, or None, without waiting."""
+        for inbox in self._inboxes:
+            message = inbox.look_for(self._asked)
+            if message is not None:
+                return message
+        return None
+
+    def wait(self) -> Message:
+        """Wait for a message and return it."""
+        self._thread = threading.get_ident()
+        self._others[self] = None
+        try:
+            # A probe uses the waiting of a lane, with a receive that is never submitted.
+            self.finish(self._asked)
+        finally:
+            self._others.pop(self, None)
+        message: Message = self._asked.result
+        return message
+
+    def advance(self) -> Condition | None:
+        asked = self._asked
+        asked.result = self.found()
+        asked.finished = asked.result is not None
+        return None if asked.finished else self._inboxes[0].awaited()
+
+
+class Together(Work):
+    """Several communications as one work.
+
+    Args:
+        works: at least one; waited for in this order.
+        giver: the work whose result is the result of the whole; None for no result.
+    """
+
+    def __init__(self, works: Sequence[Work], giver: Work | None = None) -> None:
+        super().__init__(works[-1]._lane, None)
+        self._works, self._giver = works, giver
+
+    def wait(self) -> Any:
+        for work in self._works:
+            work.wait()
+        self._end()
+        return self.result
+
+    def _end(self) -> None:
+        self.finished, self.result = True, None if self._giver is None else self._giver.result
+
+    def is_completed(self) -> bool:
+        # A list, not a generator: `all` would stop at the first unfinished work, and each has to advance.
+        done = [work.is_completed() for work in self._works]
+        if all(done):
+            self._end()
+        return self.finished
+
+    def source_rank(self) -> int:
+        return next(work for work in self._works if isinstance(work, Receive)).source_rank()
+
+    def steps(self) -> Generator[Condition, None, None]:
+        for work in self._works:
+            yield from work.steps()
+        self.wait()
+
+    def describe(self) -> str:
+        return next((work for work in self._works if not work.finished), self._works[-1]).describe()
+
+
+class MessageLane(Lane):
+    """Messages from one rank to another, on one of the two.
+
+    Args:
+        transport: this rank's access to shared memory.
+        recorder: clocks and events of this rank, or None to keep none.
+        lanes: the lanes of this rank that have work.
+        src, dst: the sender and the receiver; this rank is one of them.
+    """
+
+    def __init__(
+        self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], src: int, dst: int
+    ) -> None:
+        super().__init__(transport, lanes, recorder.join if recorder else None)
+        self.src, self.dst, self.recorder = src, dst, recorder
+        control = transport.segment.map
+        self._sent_index, self._taken_index = control.sent(src, dst), control.taken(dst, src)
+        self._letters = [control.letter(src, dst, number) for number in range(RING)]
+
+    def record(
+        self, recorder: Recorder, op: str, start_ns: int, start_ps: int, end_ps: int, sizes: tuple[int, int], seq: int
+    ) -> None:
+        """Record the event of a message; `sizes`: bytes of its array, and bytes that this rank sent."""
+        stream = f"send to {self.dst}" if op == "send" else f"recv from {self.src}"
+        recorder.communicate(
+            op, "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst), seq
+        )
+
+
+class Outbox(MessageLane):
     """Messages from this rank to one other rank."""
 
     def __init__(
         self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], dst: int
     ) -> None:
-        super().__init__(transport, lanes, recorder.join if recorder else None)
-        self.dst = dst
-        self.recorder = recorder
+        super().__init__(transport, recorder, lanes, transport.rank, dst)
         self._sent = 0
         self._replies = 0  # number of replies requested
         self._in_flight: list[tuple[int, int]] = []  # (number, offset), oldest first
-        control = transport.segment.map
-        self._sent_index = control.sent(transport.rank, dst)
-        self._taken_index = control.taken(dst, transport.rank)
-        self._letters = [control.letter(transport.rank, dst, number) for number in range(RING)]
         transport.segment.reserve_words(transport.rank, self._letters[0], RING * LETTER_WORDS)
 
     def send(self, x: np.ndarray, tag: int, part_of: int | None = None, at_ps: int = 0) -> Work:
@@ -114,7 +343,7 @@ class Outbox(Lane):
         letter = _form(x.dtype, x.shape)[:]
         letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
         letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
-        letter[h.SHOWN], letter[h.WISH] = reply, 0 if has_data(x) else h.NO_DATA
+        letter[h.EXPOSURE], letter[h.FORM] = reply, h.COPIED if has_data(x) else h.NO_DATA
         if faults is not None:
             faults.corrupt(letter, 0, "p2p", "send", number + 1)
         start = self._letters[number % RING]
@@ -129,19 +358,7 @@ class Outbox(Lane):
         if recorder is not None:
             cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
             end_ps = self._queue[0].sim_end_ps = start_ps + cost.time_ps  # the running work is this one
-            recorder.communicate(
-                "send",
-                "p2p",
-                stream,
-                start_ns,
-                perf_counter_ns(),
-                start_ps,
-                end_ps,
-                x.nbytes,
-                cost.sent_bytes,
-                (transport.rank, self.dst),
-                number,
-            )
+            self.record(recorder, "send", start_ns, start_ps, end_ps, (x.nbytes, cost.sent_bytes), number)
         if faults is not None:
             faults.at("returned", "p2p", "send", number + 1)
 
@@ -156,25 +373,19 @@ class Outbox(Lane):
             self.transport.arena.free(self._in_flight.pop(0)[1])
 
 
-class Inbox(Lane):
+class Inbox(MessageLane):
     """Messages to this rank from one other rank. Receives finish as their messages arrive, by tag."""
 
     def __init__(
         self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], src: int
     ) -> None:
-        super().__init__(transport, lanes, recorder.join if recorder else None)
-        self.src = src
-        self.recorder = recorder
+        super().__init__(transport, recorder, lanes, src, transport.rank)
         self._taken = 0
         # Sends a message back to the sender.
         self.reply: Callable[..., Work] | None = None
         self._last_call: Named | None = None
         self._queue: deque[Any] = deque()  # of `Receive`
         self._unclaimed: list[tuple[list[int], np.ndarray]] = []  # headers and copied payloads, not yet received
-        control = transport.segment.map
-        self._sent_index = control.sent(src, transport.rank)
-        self._taken_index = control.taken(transport.rank, src)
-        self._letters = [control.letter(src, transport.rank, number) for number in range(RING)]
 
     def receive(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Receive:
         """Start a receive. `part_of`: call site of the collective whose event covers this message too."""
@@ -237,7 +448,7 @@ class Inbox(Lane):
         order()
         start = self._letters[self._taken % RING]
         letter = words[start : start + h.USED].tolist()
-        size_bytes = 0 if letter[h.WISH] == h.NO_DATA else letter[h.NBYTES]
+        size_bytes = 0 if letter[h.FORM] == h.NO_DATA else letter[h.NBYTES]
         raw = transport.segment.array(self.src, letter[h.OFFSET], (size_bytes,), BYTES)
         # The first receive in order that takes this tag: messages with other tags do not block it.
         receive = next((work for work in self._queue if work.takes(letter[h.TAG])), None)
@@ -289,7 +500,7 @@ class Inbox(Lane):
             # Later receives from this rank raise it too.
             self.fail(error)
             raise error
-        if letter[h.WISH] == h.NO_DATA:
+        if letter[h.FORM] == h.NO_DATA:
             x = without_data(x)
         else:
             x[...] = raw.view(x.dtype).reshape(x.shape)
@@ -303,22 +514,11 @@ class Inbox(Lane):
             end_ps = max(receive.issued_ps, letter[h.SIM_PS] + cost.time_ps)
             begin_ps = max(receive.issued_ps, letter[h.SIM_PS], recorder.clock_ps.get(stream, 0))
             receive.sim_end_ps = end_ps
-            recorder.communicate(
-                "recv",
-                "p2p",
-                stream,
-                receive.start_ns,
-                perf_counter_ns(),
-                min(begin_ps, end_ps),
-                end_ps,
-                x.nbytes,
-                0,
-                (self.src, transport.rank),
-                letter[h.SEQ],
-            )
+            start_ps = min(begin_ps, end_ps)
+            self.record(recorder, "recv", receive.start_ns, start_ps, end_ps, (x.nbytes, 0), letter[h.SEQ])
         # The sender asked for a reply (`ssend`)
-        if letter[h.SHOWN] and self.reply is not None:
-            self.reply(np.empty(0, BYTES), -letter[h.SHOWN], receive.named.site, receive.sim_end_ps)
+        if letter[h.EXPOSURE] and self.reply is not None:
+            self.reply(np.empty(0, BYTES), -letter[h.EXPOSURE], receive.named.site, receive.sim_end_ps)
 
 
 def receive(inboxes: Sequence[Inbox], x: np.ndarray, tag: int | None, part_of: int | None = None) -> Receive:

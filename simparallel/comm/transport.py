@@ -28,7 +28,7 @@ from simparallel.errors import CommError, DeadlineError, DeadlockError, RankFail
 DEFAULT_TIMEOUT_S = 60.0
 LEFT = "left normally"
 # Levels of checking collectives, as the number of header words that have to be equal: "full" compares everything
-# that has to match; "light" the asker and the op; "off" nothing, and records no call sites.
+# that has to match; "light" the purpose and the op; "off" nothing, and records no call sites.
 CHECKS = {"full": COMPARED, "light": OP + 1, "off": 0}
 UNKNOWN_END = "ended, and the host process does not say how"
 UNSEEN_END = "ended, and the system does not say how"
@@ -204,9 +204,9 @@ class AbstractTransport:
         if FAILED_BY_OTHERS in states:
             raise self._failed_error(ranks[states.index(FAILED_BY_OTHERS)], describe)
 
-    def _late_error(self, missing: list[int], told: str, describe: Callable[[], str]) -> DeadlineError:
+    def _late_error(self, missing: list[int], details: str, describe: Callable[[], str]) -> DeadlineError:
         return DeadlineError(
-            f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. Raise timeout_s "
+            f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {details}. Raise timeout_s "
             "(--timeout) if that rank may work that long.",
             rank=self.rank,
             missing=missing,

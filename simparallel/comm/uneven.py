@@ -11,30 +11,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.call import Body, Call, CallPlan, Settings
+from simparallel.comm.call import Body, Call, into
 from simparallel.comm.collective import ALL_TO_ALL, SCATTER, Collective
+from simparallel.comm.group import Algorithm
 from simparallel.comm.memory.segment import LINE, round_up
+from simparallel.comm.plan import Settings
 from simparallel.comm.validate import check_array, check_dim, check_sizes, check_splits, native, position_of
-from simparallel.comm.views import Place
+from simparallel.comm.views import Place, Views
 from simparallel.comm.work import Steps
 from simparallel.errors import InputError
 from simparallel.machine.cluster import Traffic
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Algorithm
 
 _WORD = np.dtype(np.int64)
 ANY = -1  # a size that differs by rank
 
 
-class Looks(NamedTuple):
+class PartSpec(NamedTuple):
     """The properties that all parts share; their size along `dim` is ANY."""
 
     shape: tuple[int, ...]
@@ -60,65 +59,65 @@ class Parts(NamedTuple):
         sizes = [array.shape[self.dim] for array in self.arrays]
         return np.array([len(sizes), len(self.expected), *sizes, *self.expected], _WORD)
 
-    def fill(self, numbers: Sequence[int], place: Place) -> None:
-        """Write the table, then the parts with these numbers, to the memory of `place(dtype, offset, size)`."""
-        table = self.table()
-        place(_WORD, 0, table.size)[...] = table
-        # The parts begin on a cache line, behind the table.
-        at = head_bytes(table)
-        for number in numbers:
-            array = self.arrays[number]
-            if array.nbytes and has_data(array):
-                place(array.dtype, at, array.size).reshape(array.shape)[...] = array
-            at += array.nbytes
-
 
 class Table(NamedTuple):
-    """A rank's table: sizes of its parts, and sizes that it expects."""
+    """A rank's table: sizes of its parts, sizes that it expects, and the offset of its first part."""
 
     sizes: list[int]
     expected: list[int]
+    start: int
+
+    def find(self, number: int, spec: PartSpec, views: Views) -> tuple[tuple[int, ...], int]:
+        """Return shape and offset of the part with this number."""
+        before, after = spec.shape[: spec.dim], spec.shape[spec.dim + 1 :]
+        # Parts of one rank differ along `dim` only, so a unit of that dim has as many bytes in each of them. A message
+        # has this rank's part alone.
+        unit = prod((*before, *after)) * spec.dtype.itemsize
+        first = sum(self.sizes[:number]) if views.is_shared else 0
+        return (*before, self.sizes[number], *after), self.start + unit * first
 
 
 def head_bytes(table: np.ndarray) -> int:
+    """Return the offset of the first part: it begins on a cache line."""
     return round_up(table.nbytes, LINE)
 
 
-def read_table(place: Place) -> tuple[Table, int]:
-    """Return a rank's table, and the offset of its first part."""
+def read_table(place: Place) -> Table:
     count, expected = place(_WORD, 0, 2).tolist()
     found = place(_WORD, 0, 2 + count + expected)
     sizes = found[2:].tolist()
-    return Table(sizes[:count], sizes[count:]), head_bytes(found)
-
-
-def read_part(table: Table, start: int, number: int, looks: Looks, place: Place, first: int = 0) -> np.ndarray:
-    """Return the part with this number; the first part behind the table is number `first`."""
-    shape, dtype, dim = looks
-    shape = (*shape[:dim], table.sizes[number], *shape[dim + 1 :])
-    size = prod(shape)
-    if not size or not dtype.itemsize:
-        return np.empty(shape, dtype)
-    # Parts of one rank differ along `dim` only, so a unit of that dim has as many bytes in each of them.
-    unit = size // shape[dim] * dtype.itemsize
-    return place(dtype, start + unit * sum(table.sizes[first:number]), size).reshape(shape)
+    return Table(sizes[:count], sizes[count:], head_bytes(found))
 
 
 class Uneven(Body):
-    """An uneven collective of one rank; its x are `Parts`, or None. `settings.sizes` are the `Looks` of the parts."""
+    """An uneven collective of one rank; its x are `Parts`, or None. `settings.sizes` is the parts' `PartSpec`."""
+
+    def takes(self, op: str, position: int, giver: int) -> bool:
+        """Return whether the member at `position` receives from the one at `giver`."""
+        return op in ("all_gather", "all_to_all") or self.settings.root == (position if op == "gather" else giver)
 
     def expose(self, call: Call) -> tuple[int, int]:
         if call.x is None:
             return 0, 0
-        size_bytes = sum(array.nbytes for array in call.x.arrays)
-        return self.show(call.x, call.plan, head_bytes(call.x.table()) + size_bytes), size_bytes
+        return self.show(call, call.x.arrays, call.x.table()), sum(array.nbytes for array in call.x.arrays)
 
-    def show(self, parts: Parts, plan: CallPlan, total_bytes: int) -> int:
-        """Expose the table and all parts; return their offset."""
-        views = self.group.views
-        # Not in the ring: sizes differ by rank, and the ranks' offsets in the ring have to stay equal.
-        offset = views.staging.next(0, total_bytes)
-        parts.fill(range(len(parts.arrays)), views.place_at(self.position, offset))
+    def show(self, call: Call, arrays: Sequence[np.ndarray], table: np.ndarray, block_bytes: int = 0) -> int:
+        """Put the table, and behind it each array, where its receivers read it; return the offset.
+
+        `block_bytes`: size of a block, if there is more to show in this call.
+        """
+        views, op, head = self.group.views, call.plan.op, head_bytes(table)
+        takers = (position for position in range(views.size) if self.takes(op, position, self.position))
+        offset, call.other_offset, places = views.places_for(
+            [head, *(array.nbytes for array in arrays)], takers, call.seq & 1, block_bytes
+        )
+        for place, numbers in places:
+            place(_WORD, 0, table.size)[...] = table
+            at = head
+            for array in map(arrays.__getitem__, numbers):
+                if array.nbytes and has_data(array):
+                    place(array.dtype, at, array.size).reshape(array.shape)[...] = array
+                at += array.nbytes
         return offset
 
     def run(self, call: Call) -> Steps:
@@ -128,20 +127,18 @@ class Uneven(Body):
             return own(call.x.arrays[me])
         if op == "gather" and me != self.settings.root:
             return None
-        looks: Looks = self.settings.sizes
+        spec: PartSpec = self.settings.sizes
         places = [views.place_of(position, call.seq & 1) for position in range(views.size)]
-        found = [read_table(place) for place in places]
-        call.kept = tables = [table for table, _ in found]
+        call.kept = tables = list(map(read_table, places))
         if op == "all_to_all":
             self._check_expected(tables)
-        number = me if op == "all_to_all" else 0
-        # A message has this rank's part alone.
-        first = 0 if views.is_shared else number
-        parts = [
-            call.seen(read_part(table, start, number, looks, place, first))
-            for (table, start), place in zip(found, places, strict=True)
-        ]
-        return list(map(own, parts)) if op == "gather" else np.concatenate(parts, looks.dim)
+        parts = []
+        for table, place in zip(tables, places, strict=True):
+            shape, start = table.find(me if op == "all_to_all" else 0, spec, views)
+            size = prod(shape) * spec.dtype.itemsize and prod(shape)
+            part = place(spec.dtype, start, size).reshape(shape) if size else np.empty(shape, spec.dtype)
+            parts.append(call.seen(part))
+        return list(map(own, parts)) if op == "gather" else np.concatenate(parts, spec.dim)
 
     def _check_expected(self, tables: Sequence[Table]) -> None:
         """Raise CollectiveMismatchError, on every rank, if any rank expects another size than it gets."""
@@ -184,33 +181,45 @@ def own(part: np.ndarray) -> np.ndarray:
     return part.astype(native(part.dtype), order="C")
 
 
-def run_uneven(what: Collective, direct: Algorithm, parts: Parts, asker: str, async_op: bool, root: int = 0) -> Any:
+def run_uneven(what: Collective, direct: Algorithm, parts: Parts, purpose: str, async_op: bool, root: int = 0) -> Any:
     """Run an uneven collective: plan it, or find the plan of earlier equal calls. `root`: position of the root."""
     dim, first, group = parts.dim, parts.arrays[0], direct.group
-    looks = Looks((*first.shape[:dim], ANY, *first.shape[dim + 1 :]), first.dtype, dim)
-    key = what.name, "uneven", root, looks, asker
+    spec = PartSpec((*first.shape[:dim], ANY, *first.shape[dim + 1 :]), first.dtype, dim)
+    key = what.name, "uneven", root, spec, purpose
     plan = direct.plans.get(key)
     if plan is None:
         rank = group.ranks[root] if what.root else 0
         # The other ranks read from the root's note that the parts differ.
         if what is SCATTER:
             header = h.encode(what.name, root=rank)
-            h.encode_given(header, looks.shape, looks.dtype)
+            h.encode_given(header, spec.shape, spec.dtype)
         else:
-            header = h.encode(what.name, "-", rank, looks.dtype, looks.shape, h.encode_dims(dim))
-        settings = Settings(root=root, dims=(dim,), sizes=looks)
-        plan = direct.add_plan(key, header, settings, asker=asker, body="uneven")
+            header = h.encode(what.name, "-", rank, spec.dtype, spec.shape, h.encode_dims(dim))
+        settings = Settings(root=root, dims=(dim,), sizes=spec)
+        plan = direct.add_plan(key, header, settings, purpose=purpose, body="uneven")
     return group.run(plan, parts, async_op)
 
 
 def gather_uneven(
-    what: Collective, direct: Algorithm, x: np.ndarray, dim: int, root: int | None, asker: str, async_op: bool
+    what: Collective, direct: Algorithm, x: np.ndarray, dim: int, root: int | None, purpose: str, async_op: bool
 ) -> Any:
     """Run an all_gather, or with a root a gather, of x whose sizes along `dim` may differ by rank."""
     position = position_of(what.name, direct.group, root) if what.root else 0
     check_array(what.name, x)
     dim = check_dim(what.name, x, dim)
-    return run_uneven(what, direct, Parts([x], dim), asker, async_op, position)
+    return run_uneven(what, direct, Parts([x], dim), purpose, async_op, position)
+
+
+def scatter_uneven(
+    chosen: Algorithm, parts: Sequence[np.ndarray], root: int, out: np.ndarray | None, purpose: str, async_op: bool
+) -> Any:
+    """Run a scatter of parts that differ in size along dim 0, on their root."""
+    if chosen is not chosen.group.direct:
+        raise InputError("scatter: parts of different sizes need algorithm='direct'.")
+    result = run_uneven(SCATTER, chosen, Parts(parts, 0), purpose, async_op, root)
+    if out is None:
+        return result
+    return result.then(lambda part: into(out, part)) if async_op else into(out, result)
 
 
 def exchange_uneven(
@@ -220,7 +229,7 @@ def exchange_uneven(
     concat_dim: int,
     input_splits: Sequence[int] | None,
     output_splits: Sequence[int] | None,
-    asker: str,
+    purpose: str,
     async_op: bool,
 ) -> Any:
     """Run an all_to_all with parts of these sizes; without `input_splits` the parts of this rank are equal."""
@@ -236,4 +245,4 @@ def exchange_uneven(
     if input_splits is not None:
         given = check_splits(name, x, dim, input_splits, size)
     expected = () if output_splits is None else check_sizes(f"{name}: output_splits", output_splits, size)
-    return run_uneven(ALL_TO_ALL, direct, Parts.cut(x, dim, given, expected), asker, async_op)
+    return run_uneven(ALL_TO_ALL, direct, Parts.cut(x, dim, given, expected), purpose, async_op)

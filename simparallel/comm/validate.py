@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simparallel.base.checks import is_integer
-from simparallel.comm.call import Settings
+from simparallel.comm.call_group import CallGroup
 from simparallel.comm.collective import GATHER, Collective
+from simparallel.comm.plan import Settings
 from simparallel.errors import DTypeError, InputError, ShapeError
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
 
 
 def check_array(op: str, x: Any, *, written: bool = False, name: str = "") -> None:
@@ -160,7 +158,7 @@ def check_only_at(op: str, root: int, group: Any, out: Any) -> None:
         )
 
 
-def check_result(what: Collective, group: Group, x: np.ndarray, out: Any, settings: Settings) -> bool:
+def check_result(what: Collective, group: CallGroup, x: np.ndarray, out: Any, settings: Settings) -> bool:
     """Check the `out` of a collective; return whether peers and body need a copy of x, because out overlaps it.
 
     They need none where x is its own part of out, or out its own part of x, or both are the same array: then no

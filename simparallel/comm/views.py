@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.comm.memory.segment import WORD, ControlMap
+from simparallel.comm.memory.segment import SLOT_BYTES, WORD, ControlMap
 from simparallel.comm.memory.staging import MAX_PLACES, Arenas, Payloads, Staging
+from simparallel.comm.plan import CallPlan
 from simparallel.comm.transport import AbstractTransport, Condition, order
-
-if TYPE_CHECKING:
-    from simparallel.comm.call import Call, CallPlan
 
 # The marks of a rank. It arrives at collective n in mark ARRIVE + (n & 1).
 ARRIVE, PHASE, DONE_MARK = (0, 2, 3)
@@ -33,19 +31,19 @@ class Offsets(NamedTuple):
     """Offsets of a collective, for one parity: words that this rank writes, and byte ranges of all members.
 
     A byte range spans all ranks from the first to the last member; ranks in between that are no members have zeros
-    there. `offsets`, `all_shown` and `sims` fetch one word of every member's note.
+    there. `offsets`, `exposures` and `sims` fetch one word of every member's note.
     """
 
     site: int
     sim_ps: int
     offset: int
-    shown: int
+    exposure: int
     seq: int
     arrive: int
     arrivals: slice
     headers: slice
     offsets: Callable[[memoryview], tuple[int, ...]]
-    all_shown: Callable[[memoryview], tuple[int, ...]]
+    exposures: Callable[[memoryview], tuple[int, ...]]
     sims: Callable[[memoryview], tuple[int, ...]]
 
 
@@ -103,13 +101,13 @@ class Views:
             note + h.SITE,
             note + h.SIM_PS,
             note + h.OFFSET,
-            note + h.SHOWN,
+            note + h.EXPOSURE,
             note + h.SEQ,
             control.mark(slot, me, ARRIVE + parity),
             slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
             slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
             self._reader(h.OFFSET, parity),
-            self._reader(h.SHOWN, parity),
+            self._reader(h.EXPOSURE, parity),
             self._reader(h.SIM_PS, parity),
         )
 
@@ -134,9 +132,11 @@ class Views:
             words[at + h.GIVEN_DTYPE : at + h.USED] = plan.header[h.GIVEN_DTYPE :]
         self.published[parity] = plan
 
-    def expected(self, header: array[int]) -> bytes:
-        """Return the bytes of all members' headers in shared memory if every rank makes the call of this header."""
-        return self.spread(header[: h.COMPARED].tobytes())
+    def prepare(self, plan: CallPlan) -> None:
+        """Complete a new plan by what these views compare, and where they copy the payload."""
+        # Equal headers are equal bytes, so one comparison with these covers all members.
+        plan.expected = self.spread(plan.header[: h.COMPARED].tobytes())
+        plan.place_bytes = 0 if plan.in_slot else self.staging.place_bytes(plan.payload_bytes)
 
     def spread(self, data: bytes) -> bytes:
         """Return the bytes of a span of ranks: `data` for each member, zeros for other ranks."""
@@ -180,13 +180,13 @@ class Views:
 
     # --- payloads -------------------------------------------------------------------------------------
 
-    def reads_in_place(self, call: Call) -> bool:
-        """Return whether a call has nothing to copy: peers read its x in place, or there is no peer or no data."""
+    def reads_in_place(self, call: Any) -> bool:
+        """Return whether a `Call` has nothing to copy: peers read its x in place, or there is no peer or no data."""
         if self.size == 1 or not call.plan.payload_bytes:
             return True
-        return not call.is_apart and self.transport.arena.offset_of(call.x) is not None
+        return not call.must_copy and self.transport.arena.offset_of(call.x) is not None
 
-    def offer(self, plan: CallPlan, parity: int, x: Any, is_apart: bool) -> tuple[int, bool, Any]:
+    def offer(self, plan: CallPlan, parity: int, x: Any, must_copy: bool) -> tuple[int, bool, Any]:
         """Put this rank's payload where peers can read it.
 
         Returns:
@@ -194,14 +194,14 @@ class Views:
         """
         # A group of one reads its own array.
         if not plan.exposes or not plan.payload_bytes or self.size == 1:
-            return 0, False, x.copy() if is_apart else x
-        if not plan.copied and not is_apart:
+            return 0, False, x.copy() if must_copy else x
+        if not plan.copied and not must_copy:
             # An array that is in the arena already is read in place, without a copy.
             own_at = self.transport.arena.offset_of(x)
             if own_at is not None:
                 return own_at, True, x
-        offset = self.show(plan, parity, x, whole=is_apart)
-        return offset, False, plan.own[offset] if is_apart and not plan.in_slot else x
+        offset = self.show(plan, parity, x, whole=must_copy)
+        return offset, False, plan.own[offset] if must_copy and not plan.in_slot else x
 
     def show(self, plan: CallPlan, parity: int, x: np.ndarray | list[np.ndarray], *, whole: bool = False) -> int:
         """Copy the parts of this rank's payload that peers read (with `whole`, all of it); return its offset."""
@@ -243,17 +243,17 @@ class Views:
         key: Any = parity if plan.in_slot else offsets
         # Payloads in slots are known by parity; others by the offsets of all members, which may have moved since the
         # last call.
-        shown = plan.shown.get(key)
-        if shown is None:
+        payloads = plan.payloads.get(key)
+        if payloads is None:
             if plan.in_slot:
                 offsets = (self.staging.slots[parity],) * self.size
-            shown = Payloads.of([])
+            payloads = Payloads.of([])
             if plan.dtype is not None:
-                shown = Payloads(self.arenas(plan.dtype), offsets, math.prod(plan.shape), plan.shape)
-            if len(plan.shown) == MAX_PLACES:
-                plan.shown.clear()
-            plan.shown[key] = shown
-        return shown
+                payloads = Payloads(self.arenas(plan.dtype), offsets, math.prod(plan.shape), plan.shape)
+            if len(plan.payloads) == MAX_PLACES:
+                plan.payloads.clear()
+            plan.payloads[key] = payloads
+        return payloads
 
     def arenas(self, dtype: np.dtype) -> Arenas:
         """Return the members' arenas as arrays of a dtype."""
@@ -267,12 +267,34 @@ class Views:
         note = self.notes[parity][position]
         return self.transport.words[note : note + h.USED - h.COMPARED].tolist()
 
-    def place_of(self, position: int, parity: int) -> Place:
-        """Return access to a member's memory from its payload on."""
-        at = self.notes[parity][position] + h.OFFSET - h.COMPARED
-        return self.place_at(position, self.transport.words[at])
+    def places_for(
+        self, sizes: Sequence[int], takers: Iterable[int], parity: int, block_bytes: int
+    ) -> tuple[int, int, list[tuple[Place, Sequence[int]]]]:
+        """Return memory for a head and the parts behind it, of sizes [bytes] that differ by rank.
 
-    def place_at(self, position: int, offset: int) -> Place:
+        Args:
+            sizes: of the head, and of each part: one for all receivers, or one for each member.
+            takers: positions of the members that read a part.
+            parity: parity of the collective's number.
+            block_bytes: size of a block, if this is one of several in the same call; else 0.
+
+        Returns:
+            The offset, that of the next block, and the places to fill, each with the numbers of the parts in it.
+        """
+        total, other = sum(sizes), 0
+        # Not in the ring: sizes differ by rank, and the ranks' offsets in the ring have to stay equal.
+        if block_bytes:
+            offset, other = self.staging.next_piece(block_bytes)
+        else:
+            offset = self.staging.slots[parity] if total <= SLOT_BYTES else self.staging.next(0, total)
+        return offset, other, [(self._place_at(self.position, offset), range(len(sizes) - 1))]
+
+    def place_of(self, position: int, parity: int, step: int = 0) -> Place:
+        """Return access to what a member exposed; `step`: number of the block in a call that exposes several."""
+        at = self.notes[parity][position] + (h.OFFSET, h.OTHER_OFFSET)[step & 1] - h.COMPARED
+        return self._place_at(position, self.transport.words[at])
+
+    def _place_at(self, position: int, offset: int) -> Place:
         """Return access to a member's memory from this offset of its arena on."""
         return lambda dtype, at, size: self.arenas(dtype).one(position, offset + at, size)
 

@@ -1,4 +1,4 @@
-"""`Gpu`: the GPU of a rank, with the streams on which it computes and copies.
+"""`Gpu`: the GPU of a rank, with the streams on which it computes and copies; `GpuClock`: when it ran operations.
 
 A rank computes on a stream of its own, so ranks that share a GPU run side by side, and a step can be captured. All
 streams are non-blocking: only events order them. Nothing here names CuPy: `cuda` is `cupy.cuda`, or a stand-in's.
@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from time import perf_counter_ns
+from typing import Any
 
 from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
 from simparallel.gpu.memory import GpuMemory, use_memory
 from simparallel.gpu.uploads import Uploads
 from simparallel.rank_local import RankLocal
 
-if TYPE_CHECKING:
-    from simparallel.gpu.clock import GpuClock
-
 LONGEST_SETTLE_S = 0.5
+# CUDA gives the time between two events as a float32 in milliseconds. Up to a second its resolution is below 0.1 us,
+# so later times are measured from a later event.
+_LONGEST_MS = 1000.0
 _PASSED, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
 # (is_done, what): wait until `is_done()`; errors quote `what`.
 Wait = Callable[[Callable[[], bool], str], None]
@@ -106,6 +107,77 @@ class Gpu:
             event, until_s = self.mark(self.compute), time.monotonic() + LONGEST_SETTLE_S
             while not self.has_passed(event) and time.monotonic() < until_s:
                 time.sleep(0.001)
+
+
+class Moment(int):
+    """A point of a stream. As an integer it is the host's time [ns] at which its event was recorded.
+
+    Attributes:
+        event: the event, until it is read.
+        wall_ns: when the GPU passed it [ns], on the host's clock, once it is read.
+    """
+
+    event: Any
+    wall_ns: int
+
+
+class GpuClock:
+    """The clock of a rank's GPU, in nanoseconds of the host's clock.
+
+    The host starts an operation long before it runs, so the host's clock does not tell when it ran. An event is
+    recorded on the stream before and after the operation; once the GPU has passed both, their times are read, and the
+    host waits for neither. The first event is recorded and passed on an idle stream, between two readings of the
+    host's clock.
+
+    Args:
+        gpu: the GPU, whose compute stream is idle.
+
+    Attributes:
+        name: the GPU's name.
+        is_paused: moments are only the host's times, such as while a graph is captured.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._cuda, self._compute = gpu, gpu.cuda, gpu.compute
+        self.name = gpu.cuda.runtime.getDeviceProperties(gpu.number)["name"].decode()
+        self.is_paused = False
+        # Events to reuse.
+        self._free: list[Any] = []
+        self._reference = self._cuda.Event()
+        before_ns = perf_counter_ns()
+        self._reference.record(self._compute)
+        self._reference.synchronize()
+        self._reference_ns = (before_ns + perf_counter_ns()) // 2
+
+    def now(self, stream: Any = None) -> int:
+        """Record a moment at the current end of a stream (None: the compute stream), and return it."""
+        if self.is_paused:
+            return perf_counter_ns()
+        event = self._free.pop() if self._free else self._cuda.Event()
+        event.record(self._compute if stream is None else stream)
+        return self.at(event)
+
+    def at(self, event: Any) -> Moment:
+        """Return the moment of a recorded event with timing; the clock takes the event over, and reuses it."""
+        moment = Moment(perf_counter_ns())
+        moment.event = event
+        return moment
+
+    def read(self, moment: int) -> int | None:
+        """Return the wall time [ns] of a moment; None if the GPU has not passed it. Other times are returned as is."""
+        if not isinstance(moment, Moment):
+            return moment
+        event = moment.event
+        if event is not None:
+            if not self._gpu.has_passed(event):
+                return None
+            passed_ms = self._cuda.get_elapsed_time(self._reference, event)
+            moment.wall_ns = self._reference_ns + round(1e6 * passed_ms)
+            moment.event = None
+            if passed_ms > _LONGEST_MS:
+                self._reference, event, self._reference_ns = event, self._reference, moment.wall_ns
+            self._free.append(event)
+        return moment.wall_ns
 
 
 def gpu_of_rank(local_rank: int) -> Gpu:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simparallel.backend import Array
 from simparallel.clock.recording import WALL_END, WALL_START, Recorded, Recording
 from simparallel.clock.two_clocks import TwoClockRecorder
-from simparallel.gpu.clock import GpuClock, Moment
-from simparallel.gpu.device import Gpu
+from simparallel.gpu.device import Gpu, GpuClock, Moment
 from simparallel.machine.devices import Device
 
 if TYPE_CHECKING:

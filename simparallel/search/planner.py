@@ -423,7 +423,7 @@ def interpreter(parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any],
         if communicator.rank == 0:
             progress = _watches[-1].progress if _watches else None
             found = plan_graph(graph, _cluster(), _settings(parallel), progress, split).to_dict()
-        with communicator.asked_by("AutoParallel: the plan"):
+        with communicator.for_purpose("AutoParallel: the plan"):
             # As plain data, which holds no object of this process.
             shared = communicator.broadcast_object(found) if communicator.world_size > 1 else found
         plan = Plan.from_dict(json.loads(json.dumps(shared)))

@@ -29,11 +29,11 @@ def refusal_of(world: World, program: Any, *args: Any) -> str:
 NAMED = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "barrier")
 
 
-def named(name: str, askers: tuple[str, str], is_async: bool = False) -> Any:
+def named(name: str, purposes: tuple[str, str], is_async: bool = False) -> Any:
     x = np.full((2, 2), 1.0 + sp.get_rank())
     communicator = current()
     getattr(communicator, name)(*[x] * (name != "barrier"))  # the same call without a name
-    with communicator.asked_by(askers[sp.get_rank()]):
+    with communicator.for_purpose(purposes[sp.get_rank()]):
         result = getattr(communicator, name)(*[x] * (name != "barrier"), async_op=is_async)
         return result.wait() if is_async else result
 
@@ -49,7 +49,7 @@ def test_purpose_is_compared(world, name, is_async):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_equal_names_change_nothing(world, name):
-    got, expected = (world.run(2, named, name, askers) for askers in (("Sum", "Sum"), ("", "")))
+    got, expected = (world.run(2, named, name, purposes) for purposes in (("Sum", "Sum"), ("", "")))
     for mine, other in zip(got, expected, strict=True):
         np.testing.assert_equal(mine, other)
 
@@ -61,7 +61,7 @@ def test_long_purposes_differ_beyond_shown_text(world):
 
 def test_scatter_reports_purpose_digest(world):
     def program() -> None:
-        with current().asked_by(f"stage {sp.get_rank()}"):
+        with current().for_purpose(f"stage {sp.get_rank()}"):
             sp.scatter([np.ones(2)] * 2 if sp.get_rank() == 0 else None)
 
     assert f"for #{h.digest('stage 1'):016x}" in refusal_of(world, program)

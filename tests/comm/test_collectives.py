@@ -20,7 +20,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.clock.recorder import current_recorder
-from simparallel.comm.direct import direct, direct_large
+from simparallel.comm.direct import direct
 from simparallel.comm.memory.segment import FAILED, SLOT_BYTES, Segment
 from simparallel.comm.shm import transport as shm
 from simparallel.comm.transport import Condition
@@ -264,14 +264,8 @@ def test_every_op_on_every_dtype(world, num_elements):
                 assert_same(result[dtype.str, op], oracles.reduced(xs, op))
 
 
-def all_reduce_again_and_again(
-    piece_bytes: int, pair_bytes: int, sizes: list[int], shared: int, at_once: int
-) -> list[Any]:
+def all_reduce_again_and_again(piece_bytes: int, pair_bytes: int, sizes: list[int], shared: int) -> list[Any]:
     direct.PIECE_BYTES, direct.PAIR_BYTES, direct.SMALL_BYTES = piece_bytes, pair_bytes, pair_bytes
-    # One bit for each rank, as if one of them lacked the memory; with threads, for all of them.
-    direct_large.LargeAllReduce._all_at_once = property(
-        lambda body: bool(at_once >> sp.get_rank() & 1), lambda *_: None
-    )
     me, results = sp.get_rank(), []
     for number, num_elements in enumerate(sizes):
         x = sp.empty(num_elements, np.int64, shared=bool(shared >> me & 1))
@@ -283,22 +277,18 @@ def all_reduce_again_and_again(
 @given(st.data())
 @settings(max_examples=40)
 def test_large_arrays_in_pieces(data):
-    """Sizes change between calls, pieces are uneven, and some ranks show the whole at once, or their own array."""
+    """Sizes change between calls, pieces are uneven, and some ranks show their own array."""
     item_bytes, least = 8, SLOT_BYTES // 8 + 1
     sizes = data.draw(st.lists(st.integers(least, 4 * least), min_size=1, max_size=6))
     piece_bytes = item_bytes * data.draw(st.integers(least // 8, 2 * least))
     pair_bytes = data.draw(st.sampled_from([0, item_bytes * 2 * least]))
     shared, size = data.draw(st.integers(0, 7)), data.draw(st.sampled_from([2, 2, 3]))
-    at_once = data.draw(st.integers(0, 3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct, "PIECE_BYTES", piece_bytes)  # threads share the module, which is restored afterwards
         patch.setattr(direct, "PAIR_BYTES", pair_bytes)
         patch.setattr(direct, "SMALL_BYTES", pair_bytes)
-        patch.setattr(direct_large.LargeAllReduce, "_all_at_once", None, raising=False)
         program = all_reduce_again_and_again
-        results = sp.launch(
-            program, (piece_bytes, pair_bytes, sizes, shared, at_once), world_size=size, transport="inline"
-        )
+        results = sp.launch(program, (piece_bytes, pair_bytes, sizes, shared), world_size=size, transport="inline")
     for number, num_elements in enumerate(sizes):
         xs = [values(rank + number, (num_elements,), np.dtype(np.int64)) for rank in range(size)]
         for result in results:
@@ -306,29 +296,15 @@ def test_large_arrays_in_pieces(data):
 
 
 @pytest.mark.parametrize("shared", range(4))
-@pytest.mark.parametrize("at_once", range(4))
-def test_two_ranks_may_show_large_arrays_differently(world, monkeypatch, shared, at_once):
+def test_two_ranks_may_show_large_arrays_differently(world, monkeypatch, shared):
     sizes, limits = [20_000, 70_001, 5_000, 70_001, 33_333], (40_008, 60_000)
     for name in ("PIECE_BYTES", "PAIR_BYTES", "SMALL_BYTES"):
         monkeypatch.setattr(direct, name, None)  # threads share the module, which is restored afterwards
-    monkeypatch.setattr(direct_large.LargeAllReduce, "_all_at_once", None, raising=False)
-    results = world.run(2, all_reduce_again_and_again, *limits, sizes, shared, at_once)
+    results = world.run(2, all_reduce_again_and_again, *limits, sizes, shared)
     for number, num_elements in enumerate(sizes):
         xs = [values(rank + number, (num_elements,), np.dtype(np.int64)) for rank in range(2)]
         for result in results:
             assert_same(result[number], oracles.reduced(xs, "sum"))
-
-
-def test_faster_method_is_chosen():
-    """Both methods are tried twice each, and again after a while; one slow moment changes nothing."""
-    choice, ways = direct_large.Choice(), [False]
-    for call in range(2 * direct_large.TRY_EVERY):
-        ways.append(choice.all_at_once())
-        better = call >= direct_large.TRY_EVERY  # the better method from here on
-        choice.took((1 if ways[call] == better else 2) + 9 * (call % 5 == 0 and call % 128 > 8), ways[call])
-    tried = [False, False, True, True]
-    rest = direct_large.TRY_EVERY - len(tried)
-    assert ways[:-1] == [*tried, *[False] * rest, *tried, *[True] * rest]
 
 
 def move_everything(shape: tuple[int, ...]) -> list[Any]:

@@ -266,7 +266,7 @@ def zero_copy_of(call: Any) -> list[int]:
     """List the ranks whose own array was read in a call, by its notes."""
     world = current().world
     call()
-    return world.views.words_of(h.SHOWN, world.seq & 1)
+    return world.views.words_of(h.EXPOSURE, world.seq & 1)
 
 
 def gather_in_own_place() -> list[list[int]]:
@@ -300,7 +300,7 @@ def test_overlap_needs_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [result.tolist() for result in sp.launch(turn_round, (LARGE,), world_size=3, transport="inline")]
     assert found == right
     run = Group.run
-    monkeypatch.setattr(Group, "run", lambda *args, is_apart=False: run(*args, is_apart=False))
+    monkeypatch.setattr(Group, "run", lambda *args, must_copy=False: run(*args, must_copy=False))
     found = [result.tolist() for result in sp.launch(turn_round, (LARGE,), world_size=3, transport="inline")]
     assert found != right
 

@@ -19,7 +19,7 @@ import simparallel as sp
 from simparallel.comm import current
 from simparallel.comm.memory.segment import WAIT_BYTES, Segment
 from simparallel.comm.shm import deadlock
-from simparallel.comm.shm.deadlock import Vigil
+from simparallel.comm.shm.deadlock import DeadlockDetector
 from simparallel.comm.transport import Condition
 from simparallel.errors import (
     CollectiveMismatchError,
@@ -185,50 +185,50 @@ def test_wait_record_ends_with_the_wait() -> None:
 def test_deadlock_search() -> None:
     """Find the stuck ranks from the published wait records."""
     segment = Segment(4, arena_bytes=1 << 20)
-    vigils = [Vigil(segment, rank) for rank in range(4)]
+    detectors = [DeadlockDetector(segment, rank) for rank in range(4)]
     words = [segment.map.sent(rank, 0) for rank in range(4)]  # any word that the rank writes
 
     def wait(rank: int, *conditions: tuple[int, ...]) -> None:
         needed = [Condition(tuple(words[r] for r in ranks), ranks, 1) for ranks in conditions]
-        vigils[rank].end()
-        vigils[rank]._publish(needed, f"place {rank}")
+        detectors[rank].end()
+        detectors[rank]._publish(needed, f"place {rank}")
 
     wait(0, (1,))
-    assert vigils[0]._stuck() == {}  # rank 1 does not wait
+    assert detectors[0]._stuck() == {}  # rank 1 does not wait
     wait(1, (2,), (0,))
-    assert vigils[1]._stuck() == {}  # rank 2 may still arrive
+    assert detectors[1]._stuck() == {}  # rank 2 may still arrive
     wait(2, (1,))
-    assert set(vigils[0]._stuck()) == {0, 1, 2}
+    assert set(detectors[0]._stuck()) == {0, 1, 2}
     wait(3, (0, 1))
-    assert set(vigils[3]._stuck()) == {0, 1, 2, 3}  # waits for ranks that wait for each other
+    assert set(detectors[3]._stuck()) == {0, 1, 2, 3}  # waits for ranks that wait for each other
     segment.words[words[0]] = 1
-    assert vigils[0]._stuck() == {}  # rank 1 can continue
+    assert detectors[0]._stuck() == {}  # rank 1 can continue
     segment.words[words[0]] = 0
-    vigils[1].end()
-    assert vigils[3]._stuck() == {}
+    detectors[1].end()
+    assert detectors[3]._stuck() == {}
     wait(1, (2,))
-    assert set(vigils[1]._stuck()) == {0, 1, 2, 3}
+    assert set(detectors[1]._stuck()) == {0, 1, 2, 3}
     assert segment.read_wait(1) == "place 1, for rank 2"
-    vigils[0]._next_look = 0
-    vigils[0].look([], str)  # the first look that finds the cycle
-    vigils[0]._next_look = 0
+    detectors[0]._next_look = 0
+    detectors[0].look([], str)  # the first look that finds the cycle
+    detectors[0]._next_look = 0
     with refused(DeadlockError):
-        vigils[0].look([], str)
+        detectors[0].look([], str)
     segment.close_fd()
 
 
 def test_record_changed_while_read_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     segment = Segment(2, arena_bytes=1 << 20)
-    vigil, word = Vigil(segment, 1), segment.map.sent(0, 1)
-    vigil._publish([Condition((word,), (0,), 1)], "place")
-    assert Vigil(segment, 0)._read(1) == [Condition((word,), (0,), 1)]
+    detector, word = DeadlockDetector(segment, 1), segment.map.sent(0, 1)
+    detector._publish([Condition((word,), (0,), 1)], "place")
+    assert DeadlockDetector(segment, 0)._read(1) == [Condition((word,), (0,), 1)]
     epoch = segment.map.wait_epoch(1)
 
     def another_wait() -> None:
         segment.words[epoch] += 2
 
     monkeypatch.setattr(deadlock, "fence", another_wait)
-    assert Vigil(segment, 0)._read(1) == []
+    assert DeadlockDetector(segment, 0)._read(1) == []
     segment.close_fd()
 
 

@@ -15,8 +15,7 @@ from stand_in import strict, strict_cuda
 import simparallel as sp
 from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.gpu import recorder as gpu_recorder
-from simparallel.gpu.clock import Moment
-from simparallel.gpu.device import Gpu, current_gpu
+from simparallel.gpu.device import Gpu, Moment, current_gpu
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 DEVICE_KINDS = {"forward", "backward", "optimizer", "range"}

@@ -18,10 +18,11 @@ from simparallel.algorithms.ledger import Entry
 from simparallel.algorithms.reduction import Combine
 from simparallel.backend import get_namespace
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.call import Body, Call, CallPlan, Settings
+from simparallel.comm.call import Body, Call, into
 from simparallel.comm.collective import COLLECTIVES
-from simparallel.comm.direct.direct import copies, given, into
+from simparallel.comm.direct.direct import copies, given
 from simparallel.comm.group import Algorithm, Group
+from simparallel.comm.plan import CallPlan, Settings
 from simparallel.comm.validate import native
 from simparallel.comm.work import Steps, Work
 from simparallel.errors import InputError
@@ -31,11 +32,10 @@ from simparallel.machine.cluster import Traffic, picoseconds
 FIRST_TAG, SEQ_SPAN = 2**62, 2**40
 
 
-class Letters(PointToPoint):
+class MessagePort(PointToPoint):
     """Sends and receives of one collective, through this rank's mailboxes."""
 
-    def __init__(self, call: Call) -> None:
-        group = call.group
+    def __init__(self, group: Group, call: Call) -> None:
         super().__init__(group.position, group.size)
         self._mailbox, self._ranks, self._site = group.mailbox, group.ranks, call.site
         # Two collectives may be in progress between the same two ranks, by different groups: their messages must not
@@ -58,6 +58,7 @@ class MessageBody(Body):
     Bodies work on flat private copies, so a failure midway leaves the user's array unchanged.
     """
 
+    group: Group
     by_messages = True
 
     def expose(self, call: Call) -> tuple[int, int]:
@@ -90,7 +91,7 @@ class MessageBody(Body):
     def exchange(self, call: Call, *arguments: Any) -> Steps:
         """Run the algorithm, and record its traffic."""
         group, op, algorithm = self.group, call.plan.op, algorithm_of(call.plan)
-        letters = (call.letters_type or Letters)(call)
+        letters = (call.port_type or MessagePort)(group, call)
         yield from find(algorithm, op)(letters, *arguments)
         call.kept = entry = Entry(
             group.ranks[letters.rank], group.name, call.seq, op, algorithm, tuple(letters.traffic)

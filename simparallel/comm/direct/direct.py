@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.algorithms.reduction import identity, reduce_arrays, reduce_into, reduction
 from simparallel.comm.blocks import Blocks
-from simparallel.comm.call import Body, Factory, Nothing, Settings
+from simparallel.comm.call import Body, Nothing, into
+from simparallel.comm.call_group import CallGroup
 from simparallel.comm.direct.direct_adasum import LargeAdasum, SmallAdasum
 from simparallel.comm.direct.direct_large import LargeAllReduce
+from simparallel.comm.group import Factory, Group
 from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.comm.memory.staging import Payloads, reduce_stack
-from simparallel.comm.uneven import ANY, Uneven, read_table
+from simparallel.comm.plan import Settings
+from simparallel.comm.uneven import ANY, PartSpec, Uneven, read_table
 from simparallel.comm.validate import native, own_piece, rows_of
 from simparallel.comm.views import Place
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
 
 # Up to PAIR_BYTES on two ranks, SMALL_BYTES on more, each rank reduces the whole array. Measured on two cores; with
 # more ranks than cores pieces do not pay, because each wait costs a switch between ranks.
@@ -207,7 +207,7 @@ class Scatter(Body):
         return into(out, place(dtype, start, math.prod(shape)).reshape(shape))
 
 
-def given(group: Group, root: int, out: np.ndarray | None, place: Place) -> tuple[tuple[int, ...], np.dtype, int]:
+def given(group: CallGroup, root: int, out: np.ndarray | None, place: Place) -> tuple[tuple[int, ...], np.dtype, int]:
     """Read the root's description of the running scatter.
 
     Args:
@@ -224,21 +224,18 @@ def given(group: Group, root: int, out: np.ndarray | None, place: Place) -> tupl
     """
     note = group.views.note_of(root, group.seq & 1)
     shape, dtype = h.decode_given(*note[h.GIVEN_DTYPE - h.COMPARED :])
-    # Equal parts follow one another; parts of different sizes come behind a table of their sizes.
-    rows, start = group.position * shape[0] if shape else group.position, 0
     if shape and shape[0] == ANY:
-        table, start = read_table(place)
-        rows, shape = sum(table.sizes[: group.position]), (table.sizes[group.position], *shape[1:])
-    if not group.views.is_shared:
-        # On other transports the root sends this rank's part alone.
-        rows = 0
+        shape, start = read_table(place).find(group.position, PartSpec(shape, dtype, 0), group.views)
+    else:
+        # Equal parts follow one another; on other transports the root sends this rank's part alone.
+        start = group.position * math.prod(shape) * dtype.itemsize if group.views.is_shared else 0
     if out is not None and (out.shape, out.dtype) != (shape, dtype):
         site = group.transport.site_text(group.ranks[root], note[h.SITE - h.COMPARED])
         raise group.mismatch(
             f": out of rank {group.transport.rank} is {out.dtype} {out.shape}, but rank {group.ranks[root]} gives "
             f"{dtype} {shape} to each at {site}."
         )
-    return shape, dtype, start + rows * math.prod(shape[1:]) * dtype.itemsize
+    return shape, dtype, start
 
 
 def adasum(group: Group, x: np.ndarray, settings: Settings) -> Body:
@@ -251,14 +248,6 @@ BODIES: Mapping[str, Factory] = {
     "reduce_scatter": ReduceScatter, "all_to_all": AllToAll, "scan": Scan, "exscan": Exscan, "gather": Gather,
     "scatter": Scatter, "barrier": Nothing, "new_group": Nothing, "uneven": Uneven, "objects": Blocks,
 }  # fmt: skip
-
-
-def into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:
-    """Copy a result to `out`, or to a new array."""
-    if out is None:
-        return result.copy()
-    out[...] = result
-    return out
 
 
 def copies(arrays: Sequence[np.ndarray], out: Any, *, is_native: bool) -> Any:

@@ -19,12 +19,13 @@ from simparallel.base.dry_arrays import DryArray, DryScalar, UnknownNumber, drie
 from simparallel.base.units import format_bytes
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import Blocks
-from simparallel.comm.call import Body, Call, Factory, Nothing, Settings
+from simparallel.comm.call import Body, Call, Nothing
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.direct.direct import SmallAllReduce, given
 from simparallel.comm.direct.direct_adasum import SmallAdasum
 from simparallel.comm.dry.folding import FoldedSegment, FoldedViews, between
-from simparallel.comm.group import Group
+from simparallel.comm.group import Factory, Group
+from simparallel.comm.plan import Settings
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.uneven import Parts
 from simparallel.comm.validate import native
@@ -52,7 +53,7 @@ class DryBody:
         found = 0, call.plan.payload_bytes
         if self._needs_tables(call):
             found = self.body.expose(call)
-        call.shown = h.NO_DATA
+        call.exposure = h.NO_DATA
         return found
 
     def run(self, call: DryCall) -> Steps:
@@ -101,7 +102,7 @@ class DryCall(Call):
     def lacks_data(self) -> bool:
         """Return whether the payload of any member has no data."""
         group = self.group
-        return h.NO_DATA in group.views.offsets[self.seq & 1].all_shown(group.transport.words)
+        return h.NO_DATA in group.views.offsets[self.seq & 1].exposures(group.transport.words)
 
     def seen(self, part: np.ndarray) -> np.ndarray:
         return without_data(part) if self.lacks_data() else part

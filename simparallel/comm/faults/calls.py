@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from simparallel.comm.call import Body, Call
-from simparallel.comm.direct.by_messages import Letters
+from simparallel.comm.direct.by_messages import MessagePort
+from simparallel.comm.group import Group
 from simparallel.comm.work import Steps, Work
 
 
-class FaultyLetters(Letters):
+class FaultyMessagePort(MessagePort):
     """Sends and receives that check for faults before they begin and when they are done."""
 
-    def __init__(self, call: FaultyCall) -> None:
-        super().__init__(call)
+    def __init__(self, group: Group, call: FaultyCall) -> None:
+        super().__init__(group, call)
         self._call = call
         self._ends: dict[Work, str] = {}
 
@@ -86,7 +87,7 @@ class FaultyBody(Body):
 class FaultyCall(Call):
     """A collective that checks for faults in each phase."""
 
-    letters_type = FaultyLetters
+    port_type = FaultyMessagePort
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.backend import Array, gpu_of
 from simparallel.clock.notes import note_once
+from simparallel.comm.blocks import exchange_objects
 from simparallel.comm.call_header import ON_GPUS
 from simparallel.comm.collective import Collective
+from simparallel.comm.communicator import Communicator
 from simparallel.comm.faults.calls import FaultyCall
 from simparallel.comm.gpu.ipc import IpcLink
 from simparallel.comm.gpu.link import ON_GPU, AbstractLink, GpuBody, GpuCall
@@ -34,9 +36,6 @@ from simparallel.comm.validate import check_form, check_only_at
 from simparallel.errors import DeadlineError, DeviceMismatchError, InputError
 from simparallel.gpu.device import Gpu
 from simparallel.gpu.ranges import named_range
-
-if TYPE_CHECKING:
-    from simparallel.comm.communicator import Communicator
 
 LINKS = {"nccl": NcclLink, "ipc": IpcLink, "host": None}
 VARIABLE = "SIMPARALLEL_GPU_LINK"
@@ -94,7 +93,7 @@ class GpuCalls:
         listed: tuple[tuple[int, ...], ...],
     ) -> Any:
         """Run a collective that `takes` accepted, with the arguments and the result of `Communicator._run`."""
-        link, algorithm, asker = self._links[group.slot], self._algorithms[group.slot], self._communicator.asker
+        link, algorithm, purpose = self._links[group.slot], self._algorithms[group.slot], self._communicator.purpose
         assert link is not None
         for name, array in (("x", x), ("out", out)):
             if array is not None and gpu_of(array) != self._gpu.number:
@@ -103,8 +102,8 @@ class GpuCalls:
                     f"from cuda:{self._gpu.number}; move it there with .to('cuda:{self._gpu.number}')."
                 )
         sizes = None if sizes is None else tuple(sizes)
-        key = what.name, op, root, dims, sizes, listed, x.dtype, x.shape, asker, type(root), *map(type, dims)
-        plan = algorithm.plans.get(key) or algorithm.plan_array(what, key, x, asker)
+        key = what.name, op, root, dims, sizes, listed, x.dtype, x.shape, purpose, type(root), *map(type, dims)
+        plan = algorithm.plans.get(key) or algorithm.plan_array(what, key, x, purpose)
         if out is not None:
             settings = plan.body.settings
             if what.root:
@@ -115,9 +114,9 @@ class GpuCalls:
         if op in LOGICAL:
             given, x = x, truth(op, x, what.name)
             out = given if out is None and what.in_place else out
-        is_apart = out is not None and out is not x and bool(self._gpu.xp.may_share_memory(x, out))
+        must_copy = out is not None and out is not x and bool(self._gpu.xp.may_share_memory(x, out))
         with named_range(what.name):
-            return group.run(plan, x, async_op, out, is_apart=is_apart)
+            return group.run(plan, x, async_op, out, must_copy=must_copy)
 
     def wait(self, is_done: Callable[[], bool], what: str) -> None:
         """Wait on the host until `is_done()`, and watch the other ranks meanwhile; errors quote `what`.
@@ -190,7 +189,7 @@ class GpuCalls:
     def _link_of(self, group: Group) -> AbstractLink | None:
         if group.size == 1:
             return AbstractLink(group, self._gpu)
-        members = group.exchange(self._place())
+        members = exchange_objects(group, self._place())
         kind, why = choose(members, shares_memory=group.views.is_shared)
         note_once(f"collectives of GPU arrays in {group.name} use {_NAMES[kind]}: {why}.")
         link_type = LINKS[kind]

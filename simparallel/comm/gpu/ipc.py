@@ -18,20 +18,18 @@ import json
 import os
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simparallel.backend import Array
+from simparallel.comm.blocks import exchange_objects
 from simparallel.comm.gpu.link import AbstractLink, GpuCall, fold
 from simparallel.comm.gpu.watchdog import NOTHING
+from simparallel.comm.group import Group
 from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.work import Steps
 from simparallel.gpu.device import Gpu
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
 
 # From this size on, each of three or more ranks reduces one part, and copies the others' results.
 SHARED_WORK_BYTES = 1 << 20
@@ -55,7 +53,7 @@ class IpcLink(AbstractLink):
         self.rooms: list[list[int]] = []
         self._own_events = [[self._new_event() for _ in range(ROOMS)] for _ in range(2)]
         handles = [[(event, self.runtime.ipcGetEventHandle(event)) for event in events] for events in self._own_events]
-        members = group.exchange((os.getpid(), gpu.number, *handles))
+        members = exchange_objects(group, (os.getpid(), gpu.number, *handles))
         self._reach({number for pid, number, *_ in members if pid == os.getpid()})
         open_event = self.runtime.ipcOpenEventHandle
         self.shown, self.read = (

@@ -8,20 +8,18 @@ compute stream waits for it where the program calls `wait()`. The host does not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simparallel.algorithms.reduction import Reduction, reduction
 from simparallel.backend import Array
 from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.gpu.watchdog import NOTHING
+from simparallel.comm.group import Group
 from simparallel.comm.validate import own_piece
 from simparallel.comm.work import Steps
 from simparallel.errors import CommError
 from simparallel.gpu.device import Gpu
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
 
 # The collectives that run on GPUs; the others copy through host memory.
 ON_GPU = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
@@ -139,7 +137,7 @@ class GpuBody(Body):
         assert isinstance(call, GpuCall)
         gpu = self.link.gpu
         self.link.let_go()
-        if call.is_apart:
+        if call.must_copy:
             call.x = call.x.copy()
         call.result_array = call.make_result()
         # After the allocation, whose memory earlier operations of the stream may still use.

@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simparallel.algorithms.reduction import Reduction
 from simparallel.backend import Array
+from simparallel.comm.blocks import exchange_objects
 from simparallel.comm.gpu.link import AbstractLink, GpuCall
+from simparallel.comm.group import Group
 from simparallel.comm.work import Steps
 from simparallel.errors import CommError
 from simparallel.gpu.device import Gpu
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
 
 # dtype.char -> NCCL's name. Other dtypes travel as bytes.
 TYPES = {
@@ -41,7 +40,7 @@ class NcclLink(AbstractLink):
         self.nccl, self.failures = gpu.nccl, (gpu.nccl.NcclError,)
         # Make all connections with the communicator: later ones would block inside a collective.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-        identifier = group.exchange(self.nccl.get_unique_id() if group.position == 0 else b"")[0]
+        identifier = exchange_objects(group, self.nccl.get_unique_id() if group.position == 0 else b"")[0]
         self._comm = self._watched(lambda: self.nccl.NcclCommunicator(group.size, identifier, group.position))
 
     def _watched(self, make: Callable[[], Any]) -> Any:

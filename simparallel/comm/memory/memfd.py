@@ -61,8 +61,8 @@ def open_unnamed(size_bytes: int, at_once: int) -> int:
     free = {folder: free_bytes(folder) for folder in (SHM, tempfile.gettempdir())}
     folder = next((folder for folder, free in free.items() if free >= at_once), None)
     if folder is None:
-        told = ", ".join(f"{folder} has {free} bytes free" for folder, free in free.items())
-        raise OSError(errno.ENOSPC, f"{at_once} bytes are needed, but {told}")
+        text = ", ".join(f"{folder} has {free} bytes free" for folder, free in free.items())
+        raise OSError(errno.ENOSPC, f"{at_once} bytes are needed, but {text}")
     fd, path = tempfile.mkstemp(prefix="simparallel-", dir=folder)
     os.unlink(path)
     _truncate(fd, size_bytes)

@@ -197,7 +197,7 @@ class ControlMap:
         return first + (parity * self.world_size + self.place(rank)) * NOTE_WORDS
 
     def waits(self, rank: int) -> tuple[int, int]:
-        """First and past-the-last word of a rank's wait record, see `deadlock.Vigil`."""
+        """First and past-the-last word of a rank's wait record, see `deadlock.DeadlockDetector`."""
         size = WAITS * (self.world_size + 1)
         start = self._starts[7] + self.place(rank) * size
         return start, start + size

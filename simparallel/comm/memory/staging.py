@@ -253,26 +253,26 @@ class Arenas:
         return self._rows[:, first : first + max(2, size)]
 
 
-def reduce_stack(rule: Reduction, shown: Payloads, out: np.ndarray) -> None:
+def reduce_stack(rule: Reduction, payloads: Payloads, out: np.ndarray) -> None:
     """Reduce the ranks' payloads into `out`, which has as many elements, in any shape.
 
     For few elements, where the overhead of ufunc calls dominates: all ranks are reduced by one call, if possible.
-    `shown.rows` has a single element twice, because on a single column `reduce` would add the ranks in pairs, and not
-    in their order.
+    `payloads.rows` has a single element twice, because on a single column `reduce` would add the ranks in pairs, and
+    not in their order.
     """
     if out.size == 0:
         return
     ufunc, loop = rule.ufunc, rule.loop
     is_plain = rule.is_plain and out.flags.c_contiguous
     target = out.reshape(-1) if is_plain else np.empty(out.size, rule.accumulate)
-    count = len(shown)
-    rows = shown.rows if count > 2 else None
+    count = len(payloads)
+    rows = payloads.rows if count > 2 else None
     # For two ranks a single call of the ufunc is cheaper than `reduce`.
     if count == 2 and is_plain:
-        flat = shown.flat
+        flat = payloads.flat
         ufunc(flat[0], flat[1], out=target)
     elif rows is None:
-        flat = shown.flat
+        flat = payloads.flat
         target[...] = flat[0]
         for part in flat[1:]:
             ufunc(target, part, out=target, dtype=loop)

@@ -11,30 +11,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simparallel.comm.diagnosis import deadlock_error
 from simparallel.comm.memory.segment import DONE
 from simparallel.comm.mpi.codec import decode, encode
-from simparallel.comm.transport import Condition
-
-if TYPE_CHECKING:
-    from simparallel.comm.mpi.transport import MpiTransport
+from simparallel.comm.transport import AbstractTransport, Condition
 
 # Time that a rank waits before it sends its record.
 PATIENCE_S = 0.1
 
 
-class Vigil:
-    """The wait records of all ranks, and one rank's part in the search. `_told[r]` is the record of rank r."""
+class MpiDeadlockDetector:
+    """The wait records of all ranks, and one rank's part in the search.
 
-    def __init__(self, transport: MpiTransport) -> None:
-        self._transport = transport
+    Args:
+        transport: the rank's transport.
+        tell: sends the rank's epoch and record to all others; None: it continues.
+    """
+
+    def __init__(self, transport: AbstractTransport, tell: Callable[[int, np.ndarray | None], None]) -> None:
+        self._transport, self._tell_all = transport, tell
         # The epoch of each rank: odd while it waits and has sent a record; each such wait has a new one.
         self._epochs = [0] * transport.world_size
-        self._told: dict[int, dict[str, Any]] = {}
+        # By rank.
+        self._records: dict[int, dict[str, Any]] = {}
         self._since = 0.0
 
     def begin(self) -> None:
@@ -56,12 +59,12 @@ class Vigil:
             self._epochs[me] += 1
         needs = [transport.lagging(way) for condition in conditions for way in condition.ways()]
         known = {str(rank): self._epochs[rank] for ranks in needs for rank in ranks}
-        own = self._told.get(me)
+        own = self._records.get(me)
         # Sent again when a known epoch has changed: the others must see which epochs it knew.
         if own is None or (own["needs"], own["known"]) != (needs, known):
             ranks = [rank for way in conditions[0].ways() for rank in transport.lagging(way)]
             text = f"{describe()}, for rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-            own = self._told[me] = {"needs": needs, "known": known, "text": text}
+            own = self._records[me] = {"needs": needs, "known": known, "text": text}
             transport.segment.write_wait(me, text)
             self._tell(encode(own))
         stuck = self._stuck()
@@ -73,42 +76,42 @@ class Vigil:
         me = self._transport.rank
         if self._epochs[me] & 1:
             self._epochs[me] += 1
-            del self._told[me]
+            del self._records[me]
             self._tell(None)
 
     def heard(self, rank: int, epoch: int, payload: np.ndarray | None) -> None:
         """Store another rank's wait record; None for the end of its wait."""
         self._epochs[rank] = epoch
         if payload is None:
-            self._told.pop(rank, None)
+            self._records.pop(rank, None)
         else:
-            self._told[rank] = told = decode(payload)
-            self._transport.segment.write_wait(rank, told["text"])
+            self._records[rank] = record = decode(payload)
+            self._transport.segment.write_wait(rank, record["text"])
 
     def text_of(self, rank: int) -> str | None:
         """Return the description of a rank's wait, if it has sent a record."""
-        told = self._told.get(rank)
-        return None if told is None else told["text"]
+        record = self._records.get(rank)
+        return None if record is None else record["text"]
 
     def _tell(self, payload: np.ndarray | None) -> None:
-        self._transport.tell_wait(self._epochs[self._transport.rank], payload)
+        self._tell_all(self._epochs[self._transport.rank], payload)
 
     def _stuck(self) -> set[int]:
         """Return the largest set of ranks that can never continue."""
-        stuck = set(self._told)
+        stuck = set(self._records)
         # Ranks that can still be released are removed until none is left: the rest is the largest stuck set.
         while free := {rank for rank in stuck if not self._in_vain(rank, stuck)}:
             stuck -= free
         return stuck
 
     def _in_vain(self, rank: int, stuck: set[int]) -> bool:
-        told = self._told[rank]
+        record = self._records[rank]
         return all(
             any(
                 self._transport.state_of(other) == DONE
                 # A record that knew another epoch may be outdated: the other rank may have sent something since.
-                or (other in stuck and told["known"][str(other)] == self._epochs[other])
+                or (other in stuck and record["known"][str(other)] == self._epochs[other])
                 for other in needed
             )
-            for needed in told["needs"]
+            for needed in record["needs"]
         )

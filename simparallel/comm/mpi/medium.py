@@ -8,29 +8,25 @@ the same as over shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.algorithms.reduction import reduce_into, reduction
-from simparallel.comm.blocks import BLOCK_BYTES, Blocks
-from simparallel.comm.call import Body, Call, CallPlan, Settings
+from simparallel.comm.call import Body, Call
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.direct import direct
 from simparallel.comm.direct.direct_adasum import SmallAdasum
-from simparallel.comm.group import Medium
+from simparallel.comm.group import Group, Medium
 from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.comm.memory.staging import Payloads
 from simparallel.comm.mpi.codec import decode, encode
-from simparallel.comm.uneven import Parts, Uneven, head_bytes
+from simparallel.comm.mpi.transport import MpiTransport
+from simparallel.comm.plan import CallPlan, Settings
 from simparallel.comm.views import ARRIVE, PHASE, Place, Views
 from simparallel.comm.work import Steps
-
-if TYPE_CHECKING:
-    from simparallel.comm.group import Group
-    from simparallel.comm.mpi.transport import MpiTransport
 
 # Arrays to send, by position in the group.
 Shares = list[np.ndarray | None]
@@ -73,14 +69,14 @@ class MpiViews(Views):
         # Marks carry the payload, so there is nothing to copy into shared memory.
         return True
 
-    def offer(self, plan: CallPlan, parity: int, x: Any, is_apart: bool) -> tuple[int, bool, Any]:
+    def offer(self, plan: CallPlan, parity: int, x: Any, must_copy: bool) -> tuple[int, bool, Any]:
         shares = self._shares(plan, x)
         own = shares[self.position]
-        if own is not None and (is_apart or own.nbytes <= SLOT_BYTES):
+        if own is not None and (must_copy or own.nbytes <= SLOT_BYTES):
             # A small reduction writes to its target before it has read all parts.
             own = own.copy()
         self.given, self.own = shares, own
-        return 0, False, x.copy() if is_apart else x
+        return 0, False, x.copy() if must_copy else x
 
     def _shares(self, plan: CallPlan, x: Any) -> Shares:
         """Return the array that each member is sent at the start of a collective."""
@@ -124,10 +120,27 @@ class MpiViews(Views):
             return np.empty(0, dtype) if self.own is None else self.own.reshape(shape)
         return self.parcel(position, ARRIVE + (seq & 1), seq, shape, dtype)
 
-    def place_of(self, position: int, parity: int) -> Place:
+    def places_for(
+        self, sizes: Sequence[int], takers: Iterable[int], parity: int, block_bytes: int
+    ) -> tuple[int, int, list[tuple[Place, Sequence[int]]]]:
+        """Return a message for each receiver with a part of its own, or a single one for all."""
+        head, *parts = sizes
+        given: Shares = [None] * self.size
+        messages: dict[int, np.ndarray] = {}
+        for position in takers:
+            number = position if len(parts) > 1 else 0
+            if number not in messages:
+                messages[number] = np.zeros(head + parts[number], np.uint8)
+            given[position] = messages[number]
+        self.given, self.own = given, given[self.position]
+        return 0, 0, [(place_in(message), [number]) for number, message in messages.items()]
+
+    def place_of(self, position: int, parity: int, step: int = 0) -> Place:
         if position == self.position and self.own is not None:
             return place_in(self.own)
-        data = self.transport.parcels.get((self.mark_of(position, ARRIVE + parity), self.seq_of(parity)))
+        # Later blocks come with the marks of a phase.
+        which, number = (PHASE, self.phase) if step else (ARRIVE + parity, self.seq_of(parity))
+        data = self.transport.parcels.get((self.mark_of(position, which), number))
         return place_in(np.empty(0, np.uint8) if data is None else data)
 
     def parcel(self, position: int, which: int, seq: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -194,48 +207,10 @@ def all_reduce(group: Group, x: np.ndarray, settings: Settings) -> Body:
     return (direct.SmallAllReduce if x.nbytes <= SLOT_BYTES else LargeAllReduce)(group, x, settings)
 
 
-class MpiUneven(Uneven):
-    """An uneven collective: each member is sent the table and its own part."""
-
-    def show(self, parts: Parts, plan: CallPlan, total_bytes: int) -> int:
-        views = self.group.views
-        assert isinstance(views, MpiViews)
-        given: Shares = [None] * views.size
-        head = head_bytes(parts.table())
-        for position in range(views.size):
-            if plan.op != "gather" or position == plan.root:
-                number = position if len(parts.arrays) > 1 else 0
-                letter = np.zeros(head + parts.arrays[number].nbytes, np.uint8)
-                parts.fill([number], place_in(letter))
-                given[position] = letter
-        views.given, views.own = given, given[views.position]
-        return 0
-
-
-class MpiBlocks(Blocks):
-    """A collective of bytes: each block is sent together with a mark."""
-
-    def show_block(self, call: Call, start: int) -> int:
-        views, data = self.group.views, call.x[start : start + BLOCK_BYTES]
-        assert isinstance(views, MpiViews)
-        views.given = [
-            data if data.size and self.takes(call.plan.op, position, views.position) else None
-            for position in range(views.size)
-        ]
-        return 0
-
-    def fetch(self, call: Call, start: int, parts: Mapping[int, np.ndarray]) -> None:
-        views = self.group.views
-        assert isinstance(views, MpiViews)
-        which, number = (PHASE, views.phase) if start else (ARRIVE + (call.seq & 1), call.seq)
-        for position, part in parts.items():
-            part[...] = views.transport.parcels.pop((views.mark_of(position, which), number))
-
-
 MPI_MESSAGES = Medium(
     MpiViews,
     # With Adasum, every rank gets all vectors and computes the whole tree.
-    {**direct.BODIES, "all_reduce": all_reduce, "adasum": SmallAdasum, "uneven": MpiUneven, "objects": MpiBlocks},
+    {**direct.BODIES, "all_reduce": all_reduce, "adasum": SmallAdasum},
     encode,  # objects travel without pickle: plain values and arrays only
     decode,
 )

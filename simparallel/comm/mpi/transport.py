@@ -26,7 +26,7 @@ import simparallel.comm.call_header as h
 from simparallel.comm.diagnosis import last_calls
 from simparallel.comm.memory.arena import Arena
 from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
-from simparallel.comm.mpi.deadlock import Vigil
+from simparallel.comm.mpi.deadlock import MpiDeadlockDetector
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
 
@@ -119,7 +119,7 @@ class MpiTransport(AbstractTransport):
         control = self.segment.map
         self._sent = {control.sent(self.rank, rank): rank for rank in peers}
         self._taken = {control.taken(self.rank, rank): rank for rank in peers}
-        self._vigil = Vigil(self)
+        self._deadlocks = MpiDeadlockDetector(self, self._tell_wait)
 
     # --- sending words -------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class MpiTransport(AbstractTransport):
         for rank in self._copies:
             self.tell(rank, index, value, (), np.frombuffer(text.encode(), np.uint8), kind)
 
-    def tell_wait(self, epoch: int, payload: np.ndarray | None) -> None:
+    def _tell_wait(self, epoch: int, payload: np.ndarray | None) -> None:
         """Send this rank's wait record to all others, see `deadlock`; None: it continues."""
         index = self.segment.map.wait_epoch(self.rank)
         for rank in self._copies:
@@ -225,7 +225,7 @@ class MpiTransport(AbstractTransport):
         elif kind == RECORD:
             self.segment.write_record(src, payload.tobytes().decode())
         elif index == self.segment.map.wait_epoch(src):
-            self._vigil.heard(src, value, payload if kind == WAIT else None)
+            self._deadlocks.heard(src, value, payload if kind == WAIT else None)
         self._reserve(index, 1)
         self.words[index] = value
 
@@ -238,16 +238,16 @@ class MpiTransport(AbstractTransport):
     # --- waiting ---------------------------------------------------------------------------------------
 
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
-        self._vigil.begin()
+        self._deadlocks.begin()
         try:
             self._wait(conditions, describe)
         except DeadlockError:
             # The record stays valid, so that the other ranks find the same deadlock.
             raise
         except BaseException:
-            self._vigil.end()
+            self._deadlocks.end()
             raise
-        self._vigil.end()
+        self._deadlocks.end()
 
     def _wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         since = time.monotonic()
@@ -260,7 +260,7 @@ class MpiTransport(AbstractTransport):
             # Health and deadlocks are looked at only once the rank has begun to sleep.
             if looks == YIELDS and (now := time.monotonic()) >= next_check:
                 self.check_health(conditions[0], describe)
-                self._vigil.look(conditions, describe)
+                self._deadlocks.look(conditions, describe)
                 next_check = now + HEALTH_S
                 self._check_time(conditions[0], describe, now - since)
 
@@ -280,12 +280,12 @@ class MpiTransport(AbstractTransport):
 
     def _check_time(self, needed: Condition, describe: Callable[[], str], waited_s: float) -> None:
         if waited_s > self.timeout_s and (missing := self.lagging(needed)):
-            waits = {rank: self._vigil.text_of(rank) for rank in missing}
-            told = "; ".join(
+            waits = {rank: self._deadlocks.text_of(rank) for rank in missing}
+            details = "; ".join(
                 f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"
                 for rank, text in waits.items()
             )
-            raise self._late_error(missing, told, describe)
+            raise self._late_error(missing, details, describe)
 
     # --- the end ---------------------------------------------------------------------------------------
 

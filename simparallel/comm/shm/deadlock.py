@@ -21,7 +21,7 @@ PERIOD_S = 0.02  # between two checks
 _SHIFT = 40  # a published word has the writing rank above these bits, and the word's index below
 
 
-class Vigil:
+class DeadlockDetector:
     """The wait record of one rank, and its part in the search.
 
     Each rank has one epoch word, which is odd while its published record is valid.
@@ -60,10 +60,10 @@ class Vigil:
         words = self._segment.words
         for rank in found:  # `found` grows: the ranks that hold up a rank are visited too
             # A record that is replaced while it is read counts as none.
-            told = self._read(rank)
-            if told:
-                pairs = zip(told[0].indices, told[0].ranks, strict=True)
-                lagging = [other for index, other in pairs if words[index] < told[0].target]
+            conditions = self._read(rank)
+            if conditions:
+                pairs = zip(conditions[0].indices, conditions[0].ranks, strict=True)
+                lagging = [other for index, other in pairs if words[index] < conditions[0].target]
                 if lagging:
                     waiting.append(rank)
                     found += [other for other in lagging if other not in (*found, self._rank)]
@@ -113,7 +113,7 @@ class Vigil:
         ranks = range(self._segment.world_size)
         epochs = {rank: words[control.wait_epoch(rank)] for rank in ranks}
         fence()
-        waits = {rank: told for rank in ranks if (told := self._read(rank))}
+        waits = {rank: conditions for rank in ranks if (conditions := self._read(rank))}
         # Begin with all waiting ranks, and remove each that some other rank can still release, until none is left
         # to remove: what remains is the largest set that waits for itself.
         stuck = set(waits)

@@ -22,7 +22,7 @@ from simparallel.comm.diagnosis import last_calls
 from simparallel.comm.memory.arena import Arena
 from simparallel.comm.memory.memfd import is_disabled
 from simparallel.comm.memory.segment import ABORT_INTERRUPT, WORD, Segment
-from simparallel.comm.shm.deadlock import PATIENCE_S, Vigil
+from simparallel.comm.shm.deadlock import PATIENCE_S, DeadlockDetector
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition, fence
 from simparallel.errors import DeadlineError, DeadlockError, RankFailedError
 
@@ -110,7 +110,7 @@ class ShmTransport(AbstractTransport):
         **settings: Any,
     ) -> None:
         super().__init__(segment, rank, timeout_s, arena, **settings)
-        self._vigil = Vigil(segment, rank)
+        self._deadlocks = DeadlockDetector(segment, rank)
         self._futex = Futex(segment.address)
         self._own_sleep = segment.map.sleeping(rank)
         start = WORD * segment.map.sleeping(0)
@@ -171,7 +171,7 @@ class ShmTransport(AbstractTransport):
         words, first = self.words, conditions[0]
         since = time.monotonic()
         # Withdraw the record of a wait that ended with an error.
-        self._vigil.end()
+        self._deadlocks.end()
         is_shown = False
         try:
             while True:
@@ -192,7 +192,7 @@ class ShmTransport(AbstractTransport):
                     return
                 self._check(first, describe, since)
                 if time.monotonic() > since + PATIENCE_S:
-                    self._vigil.look(conditions, describe)
+                    self._deadlocks.look(conditions, describe)
         except (DeadlockError, DeadlineError):
             # Keep the published record, so that the other ranks find the same deadlock.
             is_shown = True
@@ -200,7 +200,7 @@ class ShmTransport(AbstractTransport):
         finally:
             words[self._own_sleep] = 0
             if not is_shown:
-                self._vigil.end()
+                self._deadlocks.end()
 
     def notify(self, index: int) -> None:
         # The store before this call has to be visible before the sleepers' words are read.
@@ -224,7 +224,7 @@ class ShmTransport(AbstractTransport):
                 raise
         late_s = time.monotonic() - since - self.timeout_s
         if late_s > 0 and (missing := self.lagging(needed)):
-            idle, waiting = self._vigil.behind(missing)
+            idle, waiting = self._deadlocks.behind(missing)
             if late_s < GRACE_S and not any(self._state(rank) in _SURE for rank in idle):
                 # A rank that seems busy may be about to publish the ranks it waits for.
                 return

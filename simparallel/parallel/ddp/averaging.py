@@ -74,7 +74,7 @@ class PeriodicModelAverager:
                     f"PeriodicModelAverager: parameter {i} of shape {tensor.shape} is cut as {tensor.layout!r}: the "
                     "ranks hold different parts of it, which cannot be averaged."
                 )
-        with current().asked_by("PeriodicModelAverager"):
+        with current().for_purpose("PeriodicModelAverager"):
             for part in by_dtype(list(tensors)) if tensors else ():
                 collectives.all_reduce(part, "mean", self.process_group)
 

@@ -161,7 +161,7 @@ class DistributedDataParallel(Module):
             static=self.static_graph,
             beside_others=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
             reduce_dtype=None if mixed_precision is None else mixed_precision.travel_dtype,
-            asker=name,
+            purpose=name,
         )
         self._mark = SyncMark(self._reducer)
         self._shared = SharedBuffers(module, communicator, self.process_group, f"{name}, buffers")
@@ -293,7 +293,7 @@ class DistributedDataParallel(Module):
         settings = {name: getattr(self, name) for name in _SETTINGS}
         copied = type(self)(deepcopy(self.module, memo), **settings, process_group=self.process_group, init_sync=False)
         # Not every rank may copy its model, so a copy gets no number of its own.
-        copied._reducer.asker = f"a copy of {self._reducer.asker}"
+        copied._reducer.purpose = f"a copy of {self._reducer.purpose}"
         memo[id(self)] = copied
         # The wrapper's flag; the modules' own flags were copied with them.
         copied.__dict__["training"] = self.training

@@ -150,7 +150,7 @@ class DistributedGradReducer:
             flat[part.size + k] = gradient is not None
         # In a dry run the flags have no data, so the ranks compare by this text which gradients they have.
         same = "" if has_data(flat) else f": {[arrays[i] is not None for i in part.numbers]}"
-        with current().asked_by(part.asker + same):
+        with current().for_purpose(part.purpose + same):
             return flat, collectives.all_reduce(flat, self._op, self.group, async_op=True)
 
 
@@ -166,4 +166,4 @@ class _Part:
         self.starts = [0, *accumulate(parameter.size for parameter in parameters)]
         self.size = self.starts[-1]
         shapes = ", ".join(str(parameter.shape) for parameter in parameters)
-        self.asker = f"{WHO} of {shapes}"
+        self.purpose = f"{WHO} of {shapes}"

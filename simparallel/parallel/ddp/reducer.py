@@ -60,7 +60,7 @@ class Reducer:
         static: every backward leaves the same parameters without a gradient as the first one.
         beside_others: the walk over the tape also communicates for other purposes.
         reduce_dtype: dtype in which gradients are reduced; None for their own.
-        asker: name of this reducer in the errors of its collectives, the same on every rank.
+        purpose: name of this reducer in the errors of its collectives, the same on every rank.
 
     Attributes:
         attached: whether its hooks are still on the parameters.
@@ -81,10 +81,10 @@ class Reducer:
         static: bool,
         beside_others: bool,
         reduce_dtype: np.dtype | None = None,
-        asker: str = "",
+        purpose: str = "",
     ) -> None:
         self.buckets = list(buckets)
-        self.asker = asker
+        self.purpose = purpose
         self.attached = True
         self.hook: tuple[Hook, Any] | None = None
         self.num_active: int | None = None
@@ -217,7 +217,7 @@ class Reducer:
                 collectives.wait_for(bucket.device)
             # Ranks compare this name, so another model, bucket or set of frozen parameters is an error and not a wrong
             # sum.
-            with self.communicator.asked_by(f"{self.asker}, bucket {self._next}{frozen}"):
+            with self.communicator.for_purpose(f"{self.purpose}, bucket {self._next}{frozen}"):
                 if self._reduce_dtype is None:
                     bucket.work = self._start(bucket)
                 else:
@@ -305,7 +305,7 @@ class Reducer:
             if used is not None:
                 votes[1] = np.frombuffer(b"".join(used), np.uint8)
                 votes[0] = 1 - votes[1]
-            with self.communicator.asked_by(f"{self.asker}, unused parameters"):
+            with self.communicator.for_purpose(f"{self.purpose}, unused parameters"):
                 exchange = collectives.all_reduce(votes, "max", group=self._group, async_op=True)
         for bucket in self.buckets:
             # A hook that has already waited returns the array itself.

@@ -21,7 +21,7 @@ class SharedBuffers:
     Args:
         module: the model.
         communicator, group: of this rank, and the ranks that share the work; None for all.
-        asker: name of this object in the errors of its collectives.
+        purpose: name of this object in the errors of its collectives.
 
     Attributes:
         registries: the buffers of each module.
@@ -29,10 +29,10 @@ class SharedBuffers:
             reduces.
     """
 
-    def __init__(self, module: Module, communicator: Communicator, group: Group | None, asker: str) -> None:
+    def __init__(self, module: Module, communicator: Communicator, group: Group | None, purpose: str) -> None:
         self.registries = [m._buffers for m in module.modules()]
         self._communicator, self._group = communicator, group
-        self._asker = asker
+        self._purpose = purpose
         self._known: list[Tensor] = []
         self._made: list[Bucket] | None = None
         self.are_due = True
@@ -45,7 +45,7 @@ class SharedBuffers:
             if self._communicator.rank == source:
                 # Only the source's values count, so the others do not pack theirs.
                 bucket.load()
-            with self._communicator.asked_by(self._asker):
+            with self._communicator.for_purpose(self._purpose):
                 collectives.broadcast(bucket.flat, src=source, group=self._group)
             if self._communicator.rank != source:
                 bucket.store()

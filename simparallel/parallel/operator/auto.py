@@ -32,6 +32,7 @@ from simparallel.base.attributes import setting
 from simparallel.base.units import format_bytes, format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.comm import current
+from simparallel.comm.blocks import exchange_objects
 from simparallel.errors import CollectiveMismatchError, InputError, LayoutError, StrategyError
 from simparallel.layout.layout import Layout, from_strategy
 from simparallel.layout.sharding import Placement, placement
@@ -226,7 +227,7 @@ class AutoParallel:
         if shapes in self._known:
             return False
         communicator = current()
-        with communicator.asked_by("AutoParallel: shapes of arguments"):
+        with communicator.for_purpose("AutoParallel: shapes of arguments"):
             each = communicator.all_gather_object(shapes) if communicator.world_size > 1 else [shapes]
         for rank, others in enumerate(each):
             if others != each[0]:
@@ -267,7 +268,7 @@ def check_same_calls(calls: list[tuple[Any, ...]]) -> None:
     Collective: yes.
     """
     # Without an event: it is no work of the step.
-    exchange = partial(current().world.exchange, asker="AutoParallel: calls of ops")
+    exchange = partial(exchange_objects, current().world, purpose="AutoParallel: calls of ops")
     digests = exchange(blake2b(repr(calls).encode(), digest_size=16).digest())
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is None:

@@ -76,7 +76,7 @@ class GradientSums:
     def _start(self, part: list[tuple[Tensor, Array, Group]]) -> None:
         if part:
             arrays, group = [gradient for _, gradient, _ in part], part[0][2]
-            with current().asked_by("gradients of parameters"):
+            with current().for_purpose("gradients of parameters"):
                 work = collectives.all_reduce(arrays, "sum", group, async_op=True)
             self._started.append(([(leaf, gradient) for leaf, gradient, _ in part], work))
 

@@ -180,7 +180,7 @@ def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -
         return x
     own = sharder()
     way = own.way(origin, target, x.data.dtype.itemsize)
-    with own.communicator.asked_by(f"redistribution of {_maker(x)}"):
+    with own.communicator.for_purpose(f"redistribution of {_maker(x)}"):
         return way.bring(x)
 
 
@@ -195,7 +195,7 @@ def _start(x: PendingView, target: Placement) -> Tensor:
 
 def _maker(x: Tensor) -> str:
     """Name the op that computed x, if it is known."""
-    return x._node.op.asker if x._node is not None and isinstance(x._node.op, Runner) else "a tensor"
+    return x._node.op.purpose if x._node is not None and isinstance(x._node.op, Runner) else "a tensor"
 
 
 # --- running an op -------------------------------------------------------------------------------------
@@ -255,8 +255,8 @@ class Runner(Reversible):
         self._halo = None if cut is None else compile_halo(cut, self.rank)
         self.is_product, self.can_wait = call.op.is_product, call.can_wait
         # Ranks compare this text at each collective. It omits the op's settings: a seed differs in every step.
-        self.asker = f"{call.op.name} {sharding.rule}"
-        self._backward_asker = f"backward of {self.asker}"
+        self.purpose = f"{call.op.name} {sharding.rule}"
+        self._backward_purpose = f"backward of {self.purpose}"
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
         if mode.noted is not None:
@@ -265,11 +265,11 @@ class Runner(Reversible):
             self.call.refuse_implicit()
         # Errors of collectives name the op that asked for them.
         communicator = self._sharder.communicator
-        before, communicator.asker = communicator.asker, self.asker
+        before, communicator.purpose = communicator.purpose, self.purpose
         try:
             return self._run(inputs)
         finally:
-            communicator.asker = before
+            communicator.purpose = before
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         moved = inputs
@@ -328,17 +328,17 @@ class Runner(Reversible):
         if not way.finishes:
             return way.bring(x)
         # The sum is due to the op that left it unfinished: name both ops in errors.
-        with self._sharder.communicator.asked_by(f"{self.asker}, of {_maker(x)}"):
+        with self._sharder.communicator.for_purpose(f"{self.purpose}, of {_maker(x)}"):
             return way.bring(x)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Return the gradients of the inputs: halos returned to their owners, then summed along `_gradient_axes`."""
         communicator = self._sharder.communicator
-        before, communicator.asker = communicator.asker, self._backward_asker
+        before, communicator.purpose = communicator.purpose, self._backward_purpose
         try:
             return self._run_backward(ctx, dy)
         finally:
-            communicator.asker = before
+            communicator.purpose = before
 
     def _run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         grads = list(self.op.run_backward(ctx, dy))

@@ -82,9 +82,9 @@ class Leaving:
     def _last_words(self) -> str:
         """Return possible reasons for an early end: the last error shown, as by test runners, and the exit code."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        told = [failure_report(error)["summary"]] if error is not None else []
-        told += [f"sys.exit({self._exit_code!r})"] if self._exit_code not in (None, 0) else []
-        return ", ".join(told)
+        reasons = [failure_report(error)["summary"]] if error is not None else []
+        reasons += [f"sys.exit({self._exit_code!r})"] if self._exit_code not in (None, 0) else []
+        return ", ".join(reasons)
 
     def _is_over(self) -> bool:
         """Return whether the rank has ended, or this process was forked from it."""

@@ -296,14 +296,14 @@ def test_implicit_movement_warns(monkeypatch):
     assert "12.3 kB" in text  # 3/4 of 64 x 64 float32
 
 
-ASKERS = {
+PURPOSES = {
     "a scalar": lambda x, w, mean: (x * w).mean() if mean else (x * w).sum(),
     "a pending sum": lambda x, w, mean: (x * w).mean(0).exp() if mean else (x * w).sum(0).exp(),
     "whole at the end": lambda x, w, mean: (x * w).mean(0) if mean else (x * w).sum(0),
 }
 
 
-@pytest.mark.parametrize("network", ASKERS.values(), ids=ASKERS)
+@pytest.mark.parametrize("network", PURPOSES.values(), ids=PURPOSES)
 def test_purpose_of_op_collectives_is_compared(network):
     """Sum on some ranks and Mean on one exchange equal arrays; their purpose is compared as well."""
 
