@@ -199,8 +199,9 @@ class Op(Shardable, Reversible):
       instead of `np`, so that it also runs on GPUs.
     - `backward(ctx, dy)` returns the gradients of all inputs, in order, None where `ctx.needs[i]` is False.
     - `infer(*specs)` returns shape and dtype of the output where these do not follow from the rule and NumPy's
-      promotion; it raises ShapeError or DTypeError for inputs that do not fit. `work(*specs)` returns flops and bytes
-      where these are not one flop an element; `misfit(*shapes)` explains refused shapes.
+      promotion; it raises ShapeError or DTypeError for inputs that do not fit. `flops_per_element` is the number
+      of flops for an element of the output, if not 1; `work(*specs)` returns flops and bytes where they follow from
+      more than that; `misfit(*shapes)` explains refused shapes.
     - Settings are arguments of `__init__`, kept under their names.
     - An op that is constant between its jumps derives from `AbstractConstant` instead of Op, and needs no backward.
 
@@ -209,6 +210,7 @@ class Op(Shardable, Reversible):
     """
 
     rule: ClassVar[str]
+    flops_per_element: ClassVar[int] = 1  # of the output, unless `work` says otherwise
     linear: ClassVar[bool] = False  # op(a) + op(b) = op(a + b), all inputs together: an unfinished sum may pass
     stays: ClassVar[bool] = False  # y has the layout of the sharded x, in every mode and over any ranks
     registry: ClassVar[dict[str, type[Op]]] = {}
@@ -274,10 +276,10 @@ class Op(Shardable, Reversible):
         raise TypeError(f"{self.name} does not define backward")
 
     def work(self, *inputs: Spec) -> Work:
-        """Return the cost of forward: by default one flop per output element, and every tensor moved once."""
+        """Return the cost of forward: by default `flops_per_element` of the output, and every tensor moved once."""
         output = self.infer(*inputs)
         moved = output.size_bytes + sum(spec.size_bytes for spec in inputs)
-        return Work(prod(output.shape), moved)
+        return Work(self.flops_per_element * prod(output.shape), moved)
 
     def exchanges(self, plan: Plan) -> Exchanges | None:
         """Return the exchanges that the op asks of `ctx` on slices; None to find them by a run on zeros."""

@@ -88,3 +88,8 @@ def format_type_of(value: object) -> str:
 def format_number_of(count: int, thing: str) -> str:
     """Return a number of things with singular or plural: "1 device", "4 devices"."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks with singular or plural: "rank 1", "ranks 1, 2"."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

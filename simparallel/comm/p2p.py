@@ -83,7 +83,6 @@ class Receive(Work):
 
     Attributes:
         source: rank of the sender, once the message has arrived.
-        sent_tag: tag of that message.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class Receive(Work):
         self.issued_ps = issued_ps
         self.start_ns = perf_counter_ns()
         self.source: int | None = None
-        self.sent_tag: int | None = None
 
     def begin(self) -> Receive:
         """Start the receive; a message that has already arrived finishes it."""
@@ -505,7 +503,7 @@ class Inbox(MessageLane):
         else:
             x[...] = raw.view(x.dtype).reshape(x.shape)
         receive.result, receive.finished = x, True
-        receive.source, receive.sent_tag = self.src, letter[h.TAG]
+        receive.source = self.src
         receive.sim_end_ps = letter[h.SIM_PS]
         if recorder is not None:
             # The receive ends no earlier than the message arrives, and no earlier than it was asked for.

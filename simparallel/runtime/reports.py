@@ -18,6 +18,7 @@ import cloudpickle
 from simparallel.base import pickling
 from simparallel.base.callsite import cell_of, is_inside, place
 from simparallel.base.files import write_atomically
+from simparallel.base.units import format_ranks
 from simparallel.clock.recording import Recorded
 from simparallel.comm.diagnosis import unreceived
 from simparallel.comm.memory.segment import Segment
@@ -154,7 +155,7 @@ def where_stopped(reports: Mapping[int, dict[str, Any] | None]) -> str:
     for rank, report in sorted(reports.items()):
         if report is not None and report["at"] and report["summary"] == KeyboardInterrupt.__name__:
             ranks_at.setdefault(report["at"], []).append(rank)
-    lines = [f"{_ranks(ranks)} {'were' if ranks[1:] else 'was'} at {at}" for at, ranks in ranks_at.items()]
+    lines = [f"{format_ranks(ranks)} {'were' if ranks[1:] else 'was'} at {at}" for at, ranks in ranks_at.items()]
     more = [f"and {len(lines) - MAX_PLACES} more places"] if len(lines) > MAX_PLACES else []
     return "\n".join(lines[:MAX_PLACES] + more)
 
@@ -290,12 +291,12 @@ def run_failed(
         lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["places"]]
     stopped = [rank for rank in sorted(others) if reports[rank]["secondary"]]
     if stopped:
-        lines += ["", f"Stopped because of it: {_ranks(stopped)}.", *_notes(reports, stopped)]
+        lines += ["", f"Stopped because of it: {format_ranks(stopped)}.", *_notes(reports, stopped)]
         lines += filter(None, [where_stopped({rank: reports[rank] for rank in stopped})])
     independent = [rank for rank in others if not reports[rank]["secondary"]]
     same = [rank for rank in sorted(independent) if _error(reports[rank]) == _error(cause)]
     if same:
-        lines += ["", f"Failed in the same way: {_ranks(same)}.", *_notes(reports, same)]
+        lines += ["", f"Failed in the same way: {format_ranks(same)}.", *_notes(reports, same)]
     later = [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
     lines += ["", *later] if later else []
     if log_dir is not None:
@@ -352,8 +353,3 @@ def _forget_frames(error: BaseException) -> None:
             BaseException.with_traceback(one, None)
             found += [one.__cause__, one.__context__]
             found += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Return "rank 3" or "ranks 0, 2"."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

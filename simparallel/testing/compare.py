@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.base.units import format_ranks
 from simparallel.errors import NotEquivalentError
 
 Key = tuple[int | None, str, str]
@@ -236,7 +237,7 @@ def _describe(
     with np.errstate(all="ignore"):
         largest = float(np.max(np.abs(flat - right)[bad]))
         ratios = (flat / right)[bad & (right != 0)]
-    others = "" if len(wrong) == len(held) else f" on {_ranks(list(wrong))} of {len(held)}"
+    others = "" if len(wrong) == len(held) else f" on {format_ranks(list(wrong))} of {len(held)}"
     told = f" {bad.sum()} of {bad.size} numbers differ{others}, by up to {largest:.3g}"
     if (
         ratios.size > 1
@@ -246,7 +247,3 @@ def _describe(
     ):
         told += f"; each is {ratios[0]:.4g} times the value of one device"
     return told + "."
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -104,6 +104,7 @@ class Flip(Op):
     """
 
     linear = True
+    flops_per_element = 0
 
     def __init__(self, dim: int | tuple[int, ...] | None = None) -> None:
         self.dim = as_dims("Flip: dim", dim)
@@ -119,9 +120,6 @@ class Flip(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (self.forward(ctx, dy),)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, 2 * x.size_bytes)
 
 
 def _check_positions(spec: Spec) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.op import Context, Op, Spec, instance
 from simparallel.autograd.tensor import Tensor, as_tensor, check_numbers
 from simparallel.backend import Array
 
@@ -24,6 +24,7 @@ class Cast(Op):
 
     rule = "... -> ..."
     stays = True
+    flops_per_element = 0
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
@@ -42,9 +43,6 @@ class Cast(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy.astype(ctx.plan.inputs[0].dtype),)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, x.size_bytes + self.infer(x).size_bytes)
 
 
 @function("astype")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -41,10 +40,6 @@ class AbstractFloatUnary(AbstractUnary):
 
     def infer(self, x: Spec) -> Spec:
         return Spec(x.shape, x.dtype if x.dtype.kind == "f" else np.dtype(np.float32))
-
-    def work(self, x: Spec) -> Work:
-        plain = super().work(x)
-        return Work(plain.flops * self.flops_per_element, plain.size_bytes)
 
     def _cast(self, ctx: Context, x: Array) -> Array:
         return x.astype(ctx.plan.output.dtype, copy=False)
@@ -159,15 +154,13 @@ class Clone(AbstractUnary):
     """y = a copy of x; each rank copies its slice of a sharded x, in the same layout"""
 
     linear = stays = True
+    flops_per_element = 0
 
     def forward(self, ctx: Context, x: Array) -> Array:
         return x.copy()
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy,)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, 2 * x.size_bytes)
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # The gradient is passed on without a copy.
@@ -218,9 +211,6 @@ class ReLU(AbstractUnary):
         if isinstance(dy, np.ndarray):
             return (masked(ctx.xp, dy, ctx.y > 0),)
         return (fused(ctx.xp, _relu_gradient)(dy, ctx.y),)
-
-    def work(self, x: Spec) -> Work:
-        return Work(prod(x.shape), 2 * x.size_bytes)
 
 
 def _relu_gradient(xp: ModuleType, dy: Array, y: Array) -> Array:

@@ -114,6 +114,8 @@ class OneHot(AbstractConstant):
         InputError: `num_classes` is below 1.
     """
 
+    flops_per_element = 0
+
     def __init__(self, num_classes: int, on: float = 1.0, off: float = 0.0, dtype: Any = "float32") -> None:
         num_classes = as_int("OneHot: num_classes", num_classes)
         if num_classes < 1:
@@ -140,9 +142,6 @@ class OneHot(AbstractConstant):
             rows, flat = rows[inside], flat[inside]
         y[rows, flat] = self.on
         return y.reshape(shape)
-
-    def work(self, ids: Spec) -> Work:
-        return Work(0, ids.size_bytes + self.infer(ids).size_bytes)
 
 
 def _check_integers(name: str, spec: Spec) -> None:

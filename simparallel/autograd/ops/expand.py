@@ -113,6 +113,8 @@ class Tile(Op):
         ShapeError: a number of repeats is negative.
     """
 
+    flops_per_element = 0
+
     def __init__(self, repeats: tuple[int, ...]) -> None:
         repeats = as_dims("Tile: a number of repeats", tuple(repeats))
         if any(count < 0 for count in repeats):
@@ -155,9 +157,6 @@ class Tile(Op):
         wholes = tuple(range(0, len(flat), 2))
         return (dy.reshape(flat).sum(axis=wholes, dtype=wider(dy.dtype)).astype(dy.dtype).reshape(shape),)
 
-    def work(self, x: Spec) -> Work:
-        return Work(0, x.size_bytes + self.infer(x).size_bytes)
-
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(work.size_bytes // 8 * sum(needs), work.size_bytes * sum(needs))
 
@@ -172,6 +171,8 @@ class Pad(Op):
     Raises:
         ShapeError: a width is negative.
     """
+
+    flops_per_element = 0
 
     def __init__(self, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
         if any(width < 0 for pair in widths for width in pair):
@@ -199,9 +200,6 @@ class Pad(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy[self._inner(ctx.plan.inputs[0].shape)],)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, x.size_bytes + self.infer(x).size_bytes)
 
 
 @function("squeeze")

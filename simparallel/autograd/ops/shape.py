@@ -174,6 +174,7 @@ class Permute(Op):
     """y = x with its dims in the order `dims`"""
 
     linear = True
+    flops_per_element = 0
 
     def __init__(self, dims: tuple[int, ...]) -> None:
         self.dims = as_dims("Permute: dims", tuple(dims))
@@ -194,9 +195,6 @@ class Permute(Op):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         order = self._order(dy.ndim)
         return (dy.transpose(tuple(order.index(i) for i in range(dy.ndim))),)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, 2 * x.size_bytes)
 
 
 @function("reshape view")

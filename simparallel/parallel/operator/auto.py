@@ -45,16 +45,6 @@ from simparallel.world import context
 WORTH_TELLING_BYTES = 1 << 12
 MODES = ("semi_auto", "auto", "sharding_propagation", "recursive_programming")
 
-__all__ = [
-    "AutoParallel",
-    "explicit_redistribution",
-    "implicit_redistributions",
-    "implicit_replication",
-    "micro_batches",
-    "no_init_parameters",
-    "quick_redistribution",
-]
-
 
 class no_init_parameters(deferred_init):
     """A block that creates parameters without data: they get a shape, a dtype and an initializer.
