@@ -180,11 +180,10 @@ def open_source(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[Source]:
         size = os.fstat(file.fileno()).st_size
         plain = Source(path, file, size, exact=True)
         # Two bytes identify gzip.
-        packed = plain._read(2) == b"\x1f\x8b"
-        plain.position = file.seek(0)
-        if not packed:
+        if plain.peek(2) != b"\x1f\x8b":
             yield plain
             return
+        file.seek(0)
         with gzip.GzipFile(fileobj=file) as unpacked:
             # gzip states no reliable size, so this is only an upper bound, for the check before allocating.
             capacity = size * DEFLATE_RATIO

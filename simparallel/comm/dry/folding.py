@@ -6,12 +6,13 @@ for. So each group of a representative needs one representative of every class o
 
 Which ranks are alike is found by running them. A first run of rank 0, the last rank, and ranks that the hardware makes
 different, such as a straggler, shows their groups. Then the first and the last member of every group of a
-representative run, too. If two that are next to each other in a group have equal events at equal times, the ranks
-between them are taken to be like the first; if not, the rank in the middle runs, too. A rank that is sent a message,
-or is the root of a collective, runs as well. So do all members of a collective whose parts may have any sizes, and the
-ranks at which the sizes of known parts, or of objects, change. This finds programs that differ by the ranks' places in
-their groups; it does not find one rank in the middle that does something else on its own (`if get_rank() == 5: ...`):
-for such programs there is `fold=False`.
+representative run, too, and those of the groups of these. Ranks that have no group but the world are compared among
+themselves. If two that are next to each other in a group have equal events at equal times, the ranks between them are
+taken to be like the first; if not, the rank in the middle runs, too. A rank that is sent a message, or is the root of a
+collective, runs as well. So do all members of a collective whose parts may have any sizes, and the ranks at which the
+sizes of known parts, or of objects, change. This finds programs that differ by the ranks' places in their groups; it
+does not find one rank in the middle that does something else on its own (`if get_rank() == 5: ...`): for such programs
+there is `fold=False`.
 """
 
 from __future__ import annotations
