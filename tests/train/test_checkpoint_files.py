@@ -538,6 +538,7 @@ def test_absurd_forged_manifest_is_refused(copy, case):
     try:
         assert outcome(copy) == "refused"
         with pytest.raises(CheckpointError), CheckpointReader(copy) as reader:
+            [reader.read(name) for name in reader.names()]
             [reader.state(name) for name in CONTENT]
         assert tracemalloc.get_traced_memory()[1] < 5 << 20
     finally:
