@@ -302,6 +302,21 @@ def test_slices_that_do_not_tile_are_refused(tmp_path, slices):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_unlike_slices_are_refused(tmp_path):
+    """Slices of other dtypes or shapes are no tensor, and a slice is none beside another rank's own whole one."""
+
+    def program(directory: str, case: int) -> None:
+        sp.init()
+        rank, rows = sp.get_rank(), (slice(2 * sp.get_rank(), 2 * sp.get_rank() + 2),)
+        shape, dtype = (4 + 2 * rank if case == 1 else 4,), [np.float32, np.float64][rank if case == 0 else 0]
+        array = np.zeros(2, dtype)
+        with refused(CheckpointError):
+            save(Path(directory), tensors={"w": array if case == 2 and rank else TensorSlice(shape, rows, array)})
+
+    for case in range(3):
+        sp.launch(program, (str(tmp_path), case), world_size=2, transport="inline", echo=False)
+
+
 def test_only_the_blocks_that_are_needed_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "BLOCK_BYTES", 1 << 10)
     whole = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)  # 16 blocks of 4 rows
@@ -468,8 +483,8 @@ def test_forged_manifest_is_read(copy):
     assert outcome(copy) == "same"
 
 
-def tensor(data: dict) -> dict:
-    return data["tensors"]["model.weight"][0]
+def tensor(data: dict, name: str = "weight") -> dict:
+    return data["tensors"][f"model.{name}"][0]
 
 
 ABSURD = {
@@ -482,7 +497,7 @@ ABSURD = {
     "huge shape and block": lambda data: (
         tensor(data).update(shape=[10**9, 10**3]), tensor(data)["blocks"][0].update(shape=[10**9, 10**3])
     ),
-    "overflow": lambda data: tensor(data).update(shape=[2**62, 2**62, 0]),
+    "overflow": lambda data: tensor(data).update(shape=[2**62, 2**62, 0], blocks=[]),
     "negative": lambda data: tensor(data)["blocks"][0].update(offset=-8),
     "outside": lambda data: tensor(data)["blocks"][0].update(offset=10**9),
     "start": lambda data: tensor(data)["blocks"][0].update(start=[1, 0]),
@@ -492,7 +507,9 @@ ABSURD = {
     "dtype": lambda data: tensor(data).update(dtype="F8"),
     "wider dtype": lambda data: tensor(data).update(dtype="F64"),
     "bool as a number": lambda data: tensor(data)["blocks"][0].update(offset=True),
-    "dims": lambda data: tensor(data).update(shape=[1] * 99),
+    "dims": lambda data: tensor(data, "flag").update(
+        shape=[1] * 99, blocks=[{**tensor(data, "flag")["blocks"][0], "start": [0] * 99, "shape": [1] * 99}]
+    ),
     "lost tensor": lambda data: data["tensors"].pop("model.weight"),
     "no variants": lambda data: data["tensors"].update({"model.weight": []}),
     "owned twice": lambda data: data["tensors"].update({"model.bias": [tensor(data), tensor(data)]}),
@@ -510,6 +527,14 @@ ABSURD = {
 }  # fmt: skip
 
 
+def read_all(path: Path) -> None:
+    with CheckpointReader(path) as reader:
+        for name in reader.names():
+            reader.read(name)
+        for name in CONTENT:
+            reader.state(name)
+
+
 def nested(depth: int) -> list:
     return [nested(depth - 1)] if depth else []
 
@@ -520,6 +545,8 @@ def test_absurd_forged_manifest_is_refused(copy, case):
     tracemalloc.start()
     try:
         assert outcome(copy) == "refused"
+        with pytest.raises(CheckpointError):
+            read_all(copy)
         assert tracemalloc.get_traced_memory()[1] < 5 << 20
     finally:
         tracemalloc.stop()

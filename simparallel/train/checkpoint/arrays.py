@@ -138,8 +138,8 @@ class Claim(NamedTuple):
     sliced: bool
     # The slice that this rank holds.
     region: Region
-    # Its blocks with their SHA-256: ranks compare values without sending them.
-    blocks: tuple[tuple[Region, str], ...]
+    # Its blocks: start, shape, and SHA-256, by which ranks compare values without sending them.
+    blocks: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
 
     @property
     def size_bytes(self) -> int:
@@ -157,8 +157,8 @@ def describe(name: str, value: Any) -> tuple[np.ndarray, Claim]:
     return array, Claim(CODES[array.dtype], shape, sliced, region, blocks(region, array))
 
 
-def blocks(region: Region, array: np.ndarray) -> tuple[tuple[Region, str], ...]:
-    """Cut a C-ordered array that holds `region` into blocks of whole rows; return their regions and SHA-256."""
+def blocks(region: Region, array: np.ndarray) -> tuple[Any, ...]:
+    """Cut a C-ordered array that holds `region` into blocks of whole rows; return start, shape and SHA-256 of each."""
     data = raw(array)
     # An empty array has no bytes, hence no blocks.
     if not data:
@@ -169,7 +169,7 @@ def blocks(region: Region, array: np.ndarray) -> tuple[tuple[Region, str], ...]:
     step = max(1, BLOCK_BYTES // row_bytes)
     parts = [(row, data[row * row_bytes : (row + step) * row_bytes]) for row in range(0, rows, step)]
     return tuple(
-        (region.rows(first + row, len(part) // row_bytes), hashlib.sha256(part).hexdigest()) for row, part in parts
+        (*region.rows(first + row, len(part) // row_bytes), hashlib.sha256(part).hexdigest()) for row, part in parts
     )
 
 

@@ -174,14 +174,14 @@ def make_plan(claims_by_rank: Sequence[Mapping[str, Claim]]) -> tuple[Entries, d
     entries: dict[int, dict[str, Any]] = {}
     written_bytes = [0] * len(claims_by_rank)
     # Greedy balance: the largest pieces first, each to the holder that has written the fewest bytes so far.
-    pieces = [(name, claim, ranks) for name, values in values_of.items() for claim, ranks in values]
-    for name, claim, ranks in sorted(pieces, key=lambda piece: -piece[1].size_bytes):
+    pieces = [(name, claim, ranks, claim.size_bytes) for name, values in values_of.items() for claim, ranks in values]
+    for name, claim, ranks, size_bytes in sorted(pieces, key=lambda piece: -piece[3]):
         writer = min(ranks, key=lambda rank: (written_bytes[rank], rank))
-        written_bytes[writer] += claim.size_bytes
+        written_bytes[writer] += size_bytes
         entries.setdefault(writer, {})[name] = claim.code, claim.region.shape
     files = {rank: plan_file(entries[rank], {"format": "np"}) for rank in sorted(entries)}
     tensors: Entries = {name: [] for name in values_of}
-    for name, claim, ranks in pieces:
+    for name, claim, ranks, _ in pieces:
         # Slices together are one tensor; whole tensors that differ are one copy for each value.
         if not (claim.sliced and tensors[name]):
             owners = None if claim.sliced else _owners(ranks, len(claims_by_rank))
@@ -189,10 +189,10 @@ def make_plan(claims_by_rank: Sequence[Mapping[str, Claim]]) -> tuple[Entries, d
         # A rank holds one value of a name.
         writer = next(rank for rank in ranks if name in entries.get(rank, ()))
         offset = files[writer].offsets[name]
-        for region, sha256 in claim.blocks:
-            block = {**region._asdict(), "file": file_name(writer), "offset": offset, "sha256": sha256}
+        for start, shape, sha256 in claim.blocks:
+            block = {"start": start, "shape": shape, "file": file_name(writer), "offset": offset, "sha256": sha256}
             tensors[name][-1]["blocks"].append(block)
-            offset += prod(region.shape) * DTYPES[claim.code].itemsize
+            offset += prod(shape) * DTYPES[claim.code].itemsize
     return tensors, files
 
 

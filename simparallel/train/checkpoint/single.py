@@ -131,7 +131,8 @@ def load(path: str | os.PathLike[str]) -> Any:
         path: the file.
     """
     arrays, note = _read(expanded(path))
-    return arrays if "tree" not in note else trees.decode(note["tree"], arrays.__getitem__)
+    with on_disk(expanded(path)):
+        return arrays if "tree" not in note else trees.decode(note["tree"], arrays.__getitem__)
 
 
 def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
