@@ -29,6 +29,8 @@ from simparallel.comm.views import Place
 # Up to PAIR_BYTES on two ranks, SMALL_BYTES on more, each rank reduces the whole array. Measured on two cores; with
 # more ranks than cores pieces do not pay, because each wait costs a switch between ranks.
 PAIR_BYTES, SMALL_BYTES = 1 << 20, 256 << 10
+# Two ranks expose larger arrays in pieces. On two cores that share a cache, that took 0.7 of the time of exposing the
+# whole at once for 8 MB, and 0.4 for 16 to 64 MB.
 PIECE_BYTES = 2 << 20
 
 
