@@ -208,7 +208,7 @@ class Body:
     call_type: type[Call] | None = None
 
     def __init__(self, group: CallGroup, x: np.ndarray | None, settings: Settings) -> None:
-        self.group, self.position, self.settings = group, group.position, settings
+        self.group, self.position, self.settings, self.rule = group, group.position, settings, settings.rule
 
     def expose(self, call: Call) -> tuple[int, int]:
         """Put this rank's payload where peers can read it. Returns (offset in the arena, bytes)."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.algorithms.reduction import identity, reduce_arrays, reduce_into, reduction
+from simparallel.algorithms.reduction import identity, reduce_arrays, reduce_into
 from simparallel.comm.blocks import Blocks
 from simparallel.comm.call import Body, Nothing, into
 from simparallel.comm.call_group import CallGroup
@@ -38,10 +38,6 @@ class SmallAllReduce(Body):
     """all_reduce where every rank reduces the whole array: one wait less than sharing the work."""
 
     copied = True
-
-    def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
-        super().__init__(group, x, settings)
-        self.rule = reduction(settings.op, x.dtype, "all_reduce")
 
     def result(self, peers: Payloads, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         target = x if out is None else out
@@ -80,7 +76,7 @@ class Reduce(Body):
 
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
         super().__init__(group, x, settings)
-        self.rule, self.is_root = reduction(settings.op, x.dtype, "reduce"), group.rank == settings.root
+        self.is_root = group.rank == settings.root
         # The root reads its own array, unless all payloads are rows of the slots, which one call reduces.
         self.others = [] if self.is_root and x.nbytes > SLOT_BYTES else None
 
@@ -134,7 +130,7 @@ class AbstractCut(Body):
 class ReduceScatter(AbstractCut):
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
         super().__init__(group, x, settings)
-        self.rule, self.dtype = reduction(settings.op, x.dtype, "reduce_scatter"), native(x.dtype)
+        self.dtype = native(x.dtype)
 
     def result(self, peers: Payloads, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         parts = peers.pieces(self.piece, self.position, x)
@@ -160,7 +156,6 @@ class Scan(Body):
 
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
         super().__init__(group, x, settings)
-        self.rule = reduction(settings.op, x.dtype, "scan")
         # In the order of the group, like every reduction: the ranks up to this one, or before it.
         self.count = self.position + (not self.is_exclusive)
         self.first = identity(self.rule) if self.is_exclusive else None
