@@ -20,6 +20,7 @@ nothing else in progress.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -117,19 +118,11 @@ class Call(Work):
         if recorder is not None:
             size_bytes, cost = plan.price or self.body.price(self, recorder)
             self.sim_end_ps, self.sim_busy_ps = sim_start_ps + cost.time_ps, cost.time_ps
+            wall_ns = self.wall_ns or (start_ns, perf_counter_ns())
+            times = *wall_ns, sim_start_ps, self.sim_end_ps
+            sizes = size_bytes, cost.sent_bytes
             recorder.communicate(
-                plan.op,
-                "collective",
-                group.stream,
-                *(self.wall_ns or (start_ns, perf_counter_ns())),
-                sim_start_ps,
-                self.sim_end_ps,
-                size_bytes,
-                cost.sent_bytes,
-                group.ranks,
-                seq,
-                self.step_ps,
-                cost.algorithm,
+                plan.op, "collective", group.stream, *times, *sizes, group.ranks, seq, self.step_ps, cost.algorithm
             )
         self.x = self.kept = self.out = self.given = None
         return result
@@ -142,15 +135,8 @@ class Call(Work):
         if group.recorder is not None:
             sim_ps = max(sim_ps, group.recorder.clock_ps.get(group.stream, 0))
         note = plan.header[h.COMPARED :]
-        for word, value in (
-            (h.SITE, self.site),
-            (h.SIM_PS, sim_ps),
-            (h.OFFSET, offset),
-            (h.NBYTES, size_bytes),
-            (h.EXPOSURE, self.exposure),
-            (h.SEQ, self.seq),
-        ):
-            note[word - h.COMPARED] = value
+        # The words from SITE to SEQ.
+        note[: h.SEQ + 1 - h.COMPARED] = array("q", (self.site, sim_ps, offset, size_bytes, self.exposure, self.seq))
         # In a scatter, this word describes the root's arrays.
         if self.other_offset:
             note[h.OTHER_OFFSET - h.COMPARED] = self.other_offset
@@ -222,7 +208,7 @@ class Body:
     call_type: type[Call] | None = None
 
     def __init__(self, group: CallGroup, x: np.ndarray | None, settings: Settings) -> None:
-        self.group, self.position, self.settings = group, group.position, settings
+        self.group, self.position, self.settings, self.rule = group, group.position, settings, settings.rule
 
     def expose(self, call: Call) -> tuple[int, int]:
         """Put this rank's payload where peers can read it. Returns (offset in the arena, bytes)."""

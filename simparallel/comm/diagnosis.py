@@ -5,7 +5,7 @@ Headers stay readable after a rank's death, so an error can tell where it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import simparallel.comm.call_header as h
 from simparallel.comm.memory.segment import RING, Segment
@@ -48,6 +48,20 @@ def counts(segment: Segment, slot: int, waiting: int, gone: int) -> str:
     name = group_name(slot)
     text = f"rank {waiting} has made {mine} collective call{'s' * (mine != 1)} in {name}, rank {gone} has made {theirs}"
     return f"{text}; the last of rank {gone} is {last}" if last else text
+
+
+def stuck_ranks(waiting: Iterable[int], is_stuck: Callable[[int, set[int]], bool]) -> set[int]:
+    """Return the largest set of waiting ranks that can never continue.
+
+    Args:
+        waiting: the ranks that wait.
+        is_stuck: whether a rank can never continue if none of a set does.
+    """
+    # Ranks that another one may still release are removed until none is left to remove.
+    stuck = set(waiting)
+    while free := {rank for rank in stuck if not is_stuck(rank, stuck)}:
+        stuck -= free
+    return stuck
 
 
 def deadlock_error(segment: Segment, ranks: Sequence[int]) -> DeadlockError:

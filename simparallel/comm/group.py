@@ -224,8 +224,7 @@ class Algorithm:
             dims = tuple(check_dim(name, x, dim, 1 if i else parts) for i, dim in enumerate(dims))
         if what is ADASUM:
             check_dtype("x", x.dtype)
-        elif op != "-":
-            reduction(op, x.dtype, name)  # refuses an op that the dtype does not have
+        rule = None if op == "-" or what is ADASUM else reduction(op, x.dtype, name)
         shape, word = x.shape, h.encode_dims(*dims)
         if what.divides and sizes is not None:
             word = h.encode_splits(dims[0], sizes)
@@ -233,7 +232,7 @@ class Algorithm:
             shape = tuple(sizes)
         header = h.encode(name, op, root or 0, x.dtype, shape, word, listed=listed)
         vector_bytes = x.nbytes * (group.size if what.carries == "all" else 1)
-        plan = self.add_plan(key, header, Settings(op, position, dims, sizes), x, vector_bytes, purpose)
+        plan = self.add_plan(key, header, Settings(op, position, dims, sizes, rule), x, vector_bytes, purpose)
         plan.writes = what.writes(group.position, position)
         return plan
 

@@ -21,12 +21,14 @@ class Settings(NamedTuple):
         root: position of the root in the group.
         dims: dims that are cut or joined.
         sizes: sizes of the parts of x: the layers of Adasum, the input_splits of a reduce_scatter; None for equal ones.
+        rule: the `Reduction` that `op` is for the array's dtype; None if nothing, or Adasum, reduces.
     """
 
     op: str = "-"
     root: int = 0
     dims: tuple[int, ...] = ()
     sizes: Any = None
+    rule: Any = None
 
 
 class CallPlan:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.algorithms.reduction import reduce_into, reduction
+from simparallel.algorithms.reduction import reduce_into
 from simparallel.comm.call import Body, Call
 from simparallel.comm.group import Group
 from simparallel.comm.memory.segment import LINE, round_up
@@ -34,13 +34,12 @@ class LargeAllReduce(Body):
 
     def __init__(self, group: Group, x: np.ndarray, settings: Settings, piece_bytes: int | None) -> None:
         super().__init__(group, x, settings)
-        self.rule, size = reduction(settings.op, x.dtype, "all_reduce"), group.size
         self.step = max(1, min(x.nbytes, piece_bytes or x.nbytes) // x.itemsize)  # elements of a piece
         self.is_one_piece = self.step >= x.size
         # Offset of the result behind the exposed data. It has its own cache lines, because peers still read the data
         # while it is written.
         self.result_at = round_up(self.step * x.itemsize, LINE)
-        self.room_bytes = self.result_at + round_up(-(-self.step // size) * x.itemsize, LINE)
+        self.room_bytes = self.result_at + round_up(-(-self.step // group.size) * x.itemsize, LINE)
         self._kept: dict[Any, _Views] = {}
 
     def expose(self, call: Call) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simparallel.algorithms.reduction import Reduction, reduction
+from simparallel.algorithms.reduction import Reduction
 from simparallel.backend import Array
 from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.collective import COLLECTIVES
@@ -130,7 +130,6 @@ class GpuBody(Body):
     ) -> None:
         super().__init__(group, x, settings)
         self.link, self.call_type = link, call_type
-        self.rule = None if settings.op == "-" else reduction(settings.op, x.dtype)
 
     def expose(self, call: Call) -> tuple[int, int]:
         """Allocate the result, and record an event on the compute stream; expose nothing."""
@@ -183,7 +182,6 @@ class GpuCall(Call):
 
     @property
     def rule(self) -> Reduction:
-        assert self.gpu_body.rule is not None
         return self.gpu_body.rule
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -87,10 +88,9 @@ def seal(fd: int) -> None:
 def free_bytes(folder: str) -> int:
     """Return the bytes free for files in a folder; 0 if it is not writable."""
     try:
-        found = os.statvfs(folder)
+        return shutil.disk_usage(folder).free if os.access(folder, os.W_OK) else 0
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize if os.access(folder, os.W_OK) else 0
 
 
 def free_of(fd: int) -> int:

@@ -20,6 +20,7 @@ the number may therefore read the other two.
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import weakref
@@ -370,9 +371,7 @@ class Segment:
 
     def array(self, rank: int, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Return a view of payload memory, which keeps the mapping alive."""
-        size = 1
-        for n in shape:
-            size *= n
+        size = math.prod(shape)
         if size == 0 or dtype.itemsize == 0:
             return np.empty(shape, dtype)
         view = np.frombuffer(self.mmap, dtype, size, self.arena_at(rank) + offset)

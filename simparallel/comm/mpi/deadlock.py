@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm.diagnosis import deadlock_error
+from simparallel.comm.diagnosis import deadlock_error, stuck_ranks
 from simparallel.comm.memory.segment import DONE
 from simparallel.comm.mpi.codec import decode, encode
 from simparallel.comm.transport import AbstractTransport, Condition
@@ -67,7 +67,7 @@ class MpiDeadlockDetector:
             own = self._records[me] = {"needs": needs, "known": known, "text": text}
             transport.segment.write_wait(me, text)
             self._tell(encode(own))
-        stuck = self._stuck()
+        stuck = stuck_ranks(self._records, self._is_stuck)
         if me in stuck:
             raise deadlock_error(transport.segment, sorted(stuck))
 
@@ -96,15 +96,7 @@ class MpiDeadlockDetector:
     def _tell(self, payload: np.ndarray | None) -> None:
         self._tell_all(self._epochs[self._transport.rank], payload)
 
-    def _stuck(self) -> set[int]:
-        """Return the largest set of ranks that can never continue."""
-        stuck = set(self._records)
-        # Ranks that can still be released are removed until none is left: the rest is the largest stuck set.
-        while free := {rank for rank in stuck if not self._in_vain(rank, stuck)}:
-            stuck -= free
-        return stuck
-
-    def _in_vain(self, rank: int, stuck: set[int]) -> bool:
+    def _is_stuck(self, rank: int, stuck: set[int]) -> bool:
         record = self._records[rank]
         return all(
             any(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.algorithms.reduction import reduce_into, reduction
+from simparallel.algorithms.reduction import reduce_into
 from simparallel.comm.call import Body, Call
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.direct import direct
@@ -174,12 +174,8 @@ def place_in(data: np.ndarray) -> Place:
 # --- bodies that differ from `direct` ------------------------------------------------------------------
 
 
-class LargeAllReduce(Body):
+class TwoStepAllReduce(Body):
     """all_reduce in two messages: each rank reduces a slice, and sends it to all."""
-
-    def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
-        super().__init__(group, x, settings)
-        self.rule = reduction(settings.op, x.dtype, "all_reduce")
 
     def run(self, call: Call) -> Steps:
         views, x, me = self.group.views, call.target, self.position
@@ -204,7 +200,7 @@ class LargeAllReduce(Body):
 
 
 def all_reduce(group: Group, x: np.ndarray, settings: Settings) -> Body:
-    return (direct.SmallAllReduce if x.nbytes <= SLOT_BYTES else LargeAllReduce)(group, x, settings)
+    return (direct.SmallAllReduce if x.nbytes <= SLOT_BYTES else TwoStepAllReduce)(group, x, settings)
 
 
 MPI_MESSAGES = Medium(

@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
-from simparallel.comm.diagnosis import deadlock_error
+from simparallel.comm.diagnosis import deadlock_error, stuck_ranks
 from simparallel.comm.memory.segment import DONE, Segment
 from simparallel.comm.transport import Condition, fence
 
@@ -114,14 +114,7 @@ class DeadlockDetector:
         epochs = {rank: words[control.wait_epoch(rank)] for rank in ranks}
         fence()
         waits = {rank: conditions for rank in ranks if (conditions := self._read(rank))}
-        # Begin with all waiting ranks, and remove each that some other rank can still release, until none is left
-        # to remove: what remains is the largest set that waits for itself.
-        stuck = set(waits)
-        while True:
-            free = {r for r in stuck if any(not self._hopeless(needed, stuck) for needed in waits[r])}
-            if not free:
-                break
-            stuck -= free
+        stuck = stuck_ranks(waits, lambda rank, stuck: all(self._hopeless(needed, stuck) for needed in waits[rank]))
         # Unchanged epochs: no wait of the set has begun or ended since they were read, so the conditions belong
         # together.
         fence()
