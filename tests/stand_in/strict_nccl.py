@@ -43,10 +43,6 @@ def get_unique_id() -> bytes:
     return folder.encode().ljust(128, b"\0")
 
 
-def get_version() -> int:
-    return 22501
-
-
 # Operations between groupStart and groupEnd start together, once their streams have ended earlier operations.
 _Begin = Callable[[strict_cuda.Stream], None]
 _grouped: list[tuple[_Begin, strict_cuda.Stream]] | None = None
