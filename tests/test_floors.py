@@ -38,9 +38,9 @@ FLOORS = (
     {"simulate"},
     {"search"},
     {"testing", "train"},
-    {"exercises"},
     {"__init__"},
-    {"compat", "zoo"},
+    {"course"},
+    {"compat", "exercises", "zoo"},
     {"cli"},
     {"__main__"},
 )
