@@ -47,9 +47,9 @@ FLOORS = (
     {"simulate", "predict"},
     {"search"},
     {"testing", "train"},
-    {"exercises"},
     {"__init__"},
-    {"compat", "zoo"},
+    {"course"},
+    {"compat", "exercises", "zoo"},
     {"cli"},
     {"__main__"},
 )

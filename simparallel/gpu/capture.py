@@ -95,9 +95,9 @@ class Capture:
                     stream.end_capture()
                 if not _is_of_capture(error):
                     raise
+                line, kind = _line_of(error, self.gpu.xp), type(error).__name__
                 raise CaptureError(
-                    f"{running.step}: a GPU cannot capture {_line_of(error)}, which raised {type(error).__name__}: "
-                    f"{error}. {READ}",
+                    f"{running.step}: a GPU cannot capture {line}, which raised {kind}: {error}. {READ}",
                     step=running.step,
                 ) from error
             self._graph = stream.end_capture()
@@ -175,9 +175,10 @@ def _is_of_capture(error: BaseException) -> bool:
     return is_of_library and any(part in str(error) for part in ("StreamCapture", "capturing", "stream capture"))
 
 
-def _line_of(error: BaseException) -> str:
-    """Return "file:line" of the user's code that raised an error, with the base name of the file."""
+def _line_of(error: BaseException, xp: Any) -> str:
+    """Return "file:line" of the user's code that raised an error in `xp`, with the base name of the file."""
+    library = xp.ndarray.__module__.partition(".")[0]
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not is_inside(frame.filename) and "cupy" not in Path(frame.filename).parts]
+    own = [frame for frame in frames if not is_inside(frame.filename) and library not in Path(frame.filename).parts]
     frame = (own or frames)[-1]
     return Path(place(frame.filename, frame.lineno or 0)).name

@@ -337,6 +337,7 @@ print(type(x.data).__name__, sp.all_reduce(x).tolist(), work.wait().tolist(), sp
 @pytest.mark.parametrize(("devices", "link"), [(3, "NCCL"), (1, "host memory")])
 def test_gpu_arrays_travel_between_machines(mpi: Mpi, devices: int, link: str) -> None:
     """On a stand-in for GPUs: by NCCL, or copied through the host if ranks share one."""
+    mpi.environment["PYTHONPATH"] += os.pathsep + str(ROOT / "tests")
     mpi.environment |= {"SIMPARALLEL_STAND_IN": "stand_in.strict", "SIMPARALLEL_STAND_IN_DEVICES": str(devices)}
     found = mpi.run(3, GPU_PROGRAM, "--array", "cupy")
     lines = sorted(line for line in found.stdout.splitlines() if "StrictArray" in line)

@@ -1,0 +1,1 @@
+"""The course: exercises of the lessons, and wrong programs to learn from."""

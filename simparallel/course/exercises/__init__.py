@@ -1,0 +1,20 @@
+"""Exercises of the lessons, checked on all cases; `sp.exercises`."""
+
+# Each of these registers its exercises.
+from simparallel.course.exercises import (  # noqa: F401
+    adasum,
+    auto_parallel,
+    cluster,
+    collectives,
+    data_parallel,
+    debugging,
+    hardware,
+    one_device,
+    pipelines,
+    slicing,
+    testing,
+)
+from simparallel.course.exercises.check import Verdict, check, get, names
+from simparallel.course.exercises.exercise import Case, Exercise, exercise
+
+__all__ = ["Case", "Exercise", "Verdict", "check", "exercise", "get", "names"]

@@ -1,0 +1,108 @@
+"""Exercises of lesson 7: automatic parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise, product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from simparallel.course.exercises.exercise import Case, Values, exercise
+
+# Sizes of an op's dims, the smallest first.
+SIZES = ((1,), (4,), (6,), (2, 3), (4, 6), (8, 8, 8), (6, 5, 12))
+# (time, memory) of plans.
+PLANS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((3, 3),),
+    ((1, 2), (2, 1)),
+    ((2, 1), (1, 2)),
+    ((1, 2), (2, 3)),
+    ((1, 2), (1, 3)),
+    ((1, 2), (3, 2)),
+    ((1, 2), (1, 2)),
+    ((4, 1), (1, 4), (3, 3), (2, 2)),
+    ((5, 5), (1, 9), (9, 1), (5, 4), (2, 9), (4, 6), (4, 6)),
+    (),
+)
+
+
+@exercise(lesson=7, sizes=SIZES, devices=(1, 2, 4, 6, 8))
+def legal_cuts(sizes: tuple[int, ...], devices: int) -> Case:
+    """Return all ways to cut the dims of an op over a number of devices."""
+    cuts = [
+        cut
+        for cut in product(*(range(1, size + 1) for size in sizes))
+        if devices % prod(cut) == 0 and all(size % c == 0 for size, c in zip(sizes, cut, strict=True))
+    ]
+
+    def judge(expected: Values, found: Values) -> str | None:
+        answers = found["cuts"]
+        wrong = [f"{cut} is not legal" for cut in answers if cut not in cuts]
+        wrong += [f"{cut} is missing" for cut in cuts if cut not in answers]
+        wrong += [f"{cut} is there twice" for cut in cuts if answers.count(cut) > 1]
+        return wrong[0] if wrong else None
+
+    def run(answer: Callable[..., Any]) -> Values:
+        return {"cuts": [tuple(int(c) for c in cut) for cut in answer(sizes, devices)]}
+
+    return Case({"sizes": sizes, "devices": devices}, {"cuts": cuts}, run, judge)
+
+
+@exercise(lesson=7, ops=(1, 2, 3, 4, 30), strategies=range(1, 4), seed=range(3))
+def chain_dp(ops: int, strategies: int, seed: int) -> Case:
+    """Return the cheapest choice for a chain of ops, given the cost of each strategy and of each pair of neighbours."""
+    rng = np.random.default_rng(seed)
+    nodes = rng.integers(0, 10, (ops, strategies)).tolist()
+    edges = rng.integers(0, 10, (ops - 1, strategies, strategies)).tolist()
+
+    def price(choice: list[int]) -> int:
+        pairs = zip(edges, pairwise(choice), strict=True)
+        return sum(own[s] for own, s in zip(nodes, choice, strict=True)) + sum(table[s][t] for table, (s, t) in pairs)
+
+    # (price, choice) of the cheapest way to each strategy of the current op.
+    ways = [(own, [s]) for s, own in enumerate(nodes[0])]
+    for own, table in zip(nodes[1:], edges, strict=True):
+        ways = [
+            min((before + table[s][t] + own[t], [*choice, t]) for s, (before, choice) in enumerate(ways))
+            for t in range(strategies)
+        ]
+    least, cheapest = min(ways)
+
+    def judge(expected: Values, found: Values) -> str | None:
+        choice = found["choice"]
+        if len(choice) != ops or not set(choice) <= set(range(strategies)):
+            return f"{choice} is no choice for {ops} ops with {strategies} strategies each"
+        return None if price(choice) == least else f"{choice} costs {price(choice)}, and {least} is possible"
+
+    def run(answer: Callable[..., Any]) -> Values:
+        return {"choice": [int(s) for s in answer(nodes, edges)]}
+
+    given = {f"op {i}": own for i, own in enumerate(nodes)} | {
+        f"{i} to {i + 1}": table for i, table in enumerate(edges)
+    }
+    return Case(given, {"choice": cheapest}, run, judge)
+
+
+@exercise(lesson=7, plans=PLANS)
+def pareto(plans: tuple[tuple[int, int], ...]) -> Case:
+    """Return the plans that no other one dominates in time and memory, the fastest first."""
+    front = sorted(
+        (time, memory)
+        for time, memory in set(plans)
+        if not any(t <= time and m <= memory and (t, m) != (time, memory) for t, m in plans)
+    )
+
+    def judge(expected: Values, found: Values) -> str | None:
+        answers = found["front"]
+        wrong = [f"{plan} is dominated, or no plan" for plan in answers if plan not in front]
+        wrong += [f"{plan} is missing" for plan in front if plan not in answers]
+        wrong += [f"{plan} is there twice" for plan in front if answers.count(plan) > 1]
+        wrong += ["the fastest is not first"] if answers != sorted(answers) else []
+        return wrong[0] if wrong else None
+
+    def run(answer: Callable[..., Any]) -> Values:
+        return {"front": [(int(time), int(memory)) for time, memory in answer(list(plans))]}
+
+    return Case({"plans": [str(plan) for plan in plans]}, {"front": front}, run, judge)

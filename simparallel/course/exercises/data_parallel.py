@@ -1,0 +1,96 @@
+"""Exercises of lesson 3: data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.course.exercises.exercise import (
+    Case,
+    Values,
+    as_array,
+    by_rank,
+    difference,
+    exercise,
+    integers,
+    run_ranks,
+)
+from simparallel.nn import Linear, MSELoss
+
+
+@exercise(lesson=3, samples=range(1, 7), size=range(1, 5))
+def accumulate(samples: int, size: int) -> Case:
+    """Leave the gradient of the mean loss in `.grad`, computed with at most `size` samples at a time."""
+    x, y = integers(samples, 2), integers(samples, 1)[::-1] + 1
+    residual = x.sum(axis=1, keepdims=True) - y  # all weights are 1
+    batches: list[int] = []
+
+    class Watched(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            batches.append(len(x))
+            return super().forward(x)
+
+    def run(answer: Callable[..., Any]) -> Values:
+        batches.clear()
+        model = Watched(2, 1, bias=False, dtype=np.float64, weight_init="ones")
+        answer(model, MSELoss(), x.copy(), y.copy(), size)
+        weight = "missing" if model.weight.grad is None else model.weight.grad.numpy()[0]
+        weights = model.weight.detach().numpy()[0]
+        return {"gradient": weight, "weights": weights, "micro-batches": list(batches)}
+
+    def judge(expected: Values, found: Values) -> str | None:
+        if max(found["micro-batches"], default=0) > size:
+            return f"a micro-batch of {max(found['micro-batches'])} samples, at most {size} fit"
+        return difference({**expected, "micro-batches": found["micro-batches"]}, found)
+
+    expected = {
+        "gradient": 2 * (residual * x).mean(axis=0),
+        "weights": np.ones(2),
+        "micro-batches": [min(size, samples - first) for first in range(0, samples, size)],
+    }
+    return Case({"x": x, "y": y[:, 0], "weights": np.ones(2), "size": size}, expected, run, judge)
+
+
+@exercise(lesson=3, ranks=range(1, 5), spread=range(3))
+def average_gradients(ranks: int, spread: int) -> Case:
+    """Return the gradients of the mean loss over the samples of all ranks."""
+    samples = [1 + spread * (rank % 3) for rank in range(ranks)]
+    gradients = [[integers(ranks, 3)[rank], integers(ranks, 1)[rank] + 1] for rank in range(ranks)]
+    means = [sum(n * g[i] for n, g in zip(samples, gradients, strict=True)) / sum(samples) for i in range(2)]
+
+    def run(answer: Callable[..., Any]) -> Values:
+        inputs = [([x.copy() for x in own], n) for own, n in zip(gradients, samples, strict=True)]
+        return by_rank(np.concatenate([as_array(x) for x in found]) for found in run_ranks(answer, inputs))
+
+    given = {f"rank {rank}, {n} samples": np.concatenate(gradients[rank]) for rank, n in enumerate(samples)}
+    return Case(given, by_rank([np.concatenate(means)] * ranks), run)
+
+
+@exercise(lesson=3, size=range(1, 9), ranks=range(1, 5), epoch=range(2))
+def sampler_indices(size: int, ranks: int, epoch: int) -> Case:
+    """Return the samples of a rank: every `ranks`-th of the order of the epoch, padded with its own beginning."""
+    order = np.random.default_rng(epoch).permutation(size)
+    padded = np.resize(order, -(-size // ranks) * ranks)
+
+    def run(answer: Callable[..., Any]) -> Values:
+        return by_rank([int(i) for i in answer(size, ranks, rank, epoch)] for rank in range(ranks))
+
+    given = {"size": size, "ranks": ranks, "epoch": epoch, "order": order.tolist()}
+    return Case(given, by_rank(padded[rank::ranks].tolist() for rank in range(ranks)), run)
+
+
+@exercise(lesson=3, ranks=range(1, 5), spread=range(3))
+def sync_batch_norm(ranks: int, spread: int) -> Case:
+    """Return x, normalised by the mean and the variance of each column over all ranks."""
+    rows = [1 + spread * (rank % 3) for rank in range(ranks)]
+    whole = integers(sum(rows), 2)
+    parts = np.split(whole, np.cumsum(rows)[:-1])
+    result = (whole - whole.mean(axis=0)) / np.sqrt(whole.var(axis=0) + 1e-5)
+
+    def run(answer: Callable[..., Any]) -> Values:
+        return by_rank(run_ranks(answer, [(part.copy(),) for part in parts]))
+
+    return Case(by_rank(parts), by_rank(np.split(result, np.cumsum(rows)[:-1])), run)

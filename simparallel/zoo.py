@@ -1,0 +1,9 @@
+"""The zoo: small wrong programs for ranks, how each mistake is found, and how it is mended.
+
+`print(zoo.table())` lists them; `print(zoo.get("no_all_reduce"))` shows one and runs it. To mend one yourself, copy its
+`source`, and give your function to `zoo.check`.
+"""
+
+from simparallel.course.zoo import Finding, WrongProgram, check, get, names, table
+
+__all__ = ["Finding", "WrongProgram", "check", "get", "names", "table"]
