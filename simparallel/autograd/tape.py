@@ -71,7 +71,8 @@ class Backward:
         deliver: gives a leaf its gradient. An op that finishes a gradient itself calls it, and returns None.
         outer: the pass that this one runs inside of, to recompute a checkpointed part; or None.
         calls_hooks: gradients go to `.grad`, and hooks of the leaves are called.
-        callbacks: (place, function) to call at its end; see `at_backward_end`.
+        callbacks: (place, function) to call once it has delivered its last gradient; in the order of the places, and
+            for equal ones of registration.
         is_over: it has ended, possibly with an error.
     """
 
@@ -148,17 +149,6 @@ def running_backward(*, delivers: bool = False) -> Backward:
     while delivers and running.outer is not None and not running.calls_hooks:
         running = running.outer
     return running
-
-
-def at_backward_end(callback: Callable[[], None], place: int = 0) -> None:
-    """Call `callback` once, when the running backward has delivered its last gradient.
-
-    Callbacks run in the order of `place`, and for equal places in the order of registration.
-
-    Raises:
-        AutogradError: no backward is running on this thread.
-    """
-    running_backward().callbacks.append((place, callback))
 
 
 def run_backward(

@@ -66,13 +66,6 @@ class Rule(NamedTuple):
     inputs: tuple[tuple[Dim, ...], ...]
     output: tuple[Dim, ...]
 
-    @property
-    def summed(self) -> tuple[str, ...]:
-        """Names of the summed dims, in some input but not in the output, in order: if one is cut, y is Partial."""
-        kept = {name for dim in self.output for name in dim.names}
-        names = [name for dims in self.inputs for dim in dims if dim.kind != "completed" for name in dim.names]
-        return tuple(dict.fromkeys(name for name in names if name not in kept))
-
 
 def _parse_dim(token: str) -> Dim:
     if token == "...":

@@ -76,11 +76,6 @@ class Node:
         """Global shapes of the inputs."""
         return tuple(spec.shape for spec in self.plan.inputs)
 
-    @property
-    def signature(self) -> tuple[str, tuple[Shape, ...]]:
-        """The op's name and shapes: a call with the same can take this strategy."""
-        return self.op.name, self.shapes
-
 
 @dataclass(eq=False)
 class Leaf:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -164,13 +163,6 @@ class Solution:
         """Return the solution of this choice; its cost and memory are computed anew."""
         found = tuple(map(int, choice))
         return cls(found, problem.cost(found), bound, problem.memory_bytes(found), method)
-
-    @property
-    def gap(self) -> float:
-        """How far the cost may be from the optimum, as a fraction of the bound."""
-        if self.is_exact:
-            return 0.0
-        return (self.cost - self.bound) / self.bound if self.bound else inf
 
     @property
     def is_exact(self) -> bool:

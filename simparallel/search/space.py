@@ -376,11 +376,6 @@ class Space:
         costs *= self.graph.num_micro_batches
         return costs[np.ix_(rows, columns)]
 
-    @cached_property
-    def size(self) -> int:
-        """Number of combinations of choices."""
-        return prod(map(len, self.choices))
-
     def moves(self, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
         """Return the events of an input's redistribution, forward and backward."""
         node = self.graph.nodes[reader]

@@ -293,11 +293,6 @@ METRICS: dict[str, type[Any]] = {
 }  # fmt: skip
 
 
-def names() -> list[str]:
-    """List the names that `Model(metrics=…)` and `get_metric_fn` accept."""
-    return list(METRICS)
-
-
 def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
     """Create a metric by name, with its arguments.
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
-from simparallel.autograd import Tensor, at_backward_end, no_grad, value_and_grad
+from simparallel.autograd import Tensor, no_grad, running_backward, value_and_grad
 from simparallel.autograd.functions import linear
 from simparallel.errors import AutogradError, InputError, NonFiniteLossError
 from simparallel.hardware.cluster import describe
@@ -93,18 +93,20 @@ def test_backward_end_callback_runs_once():
     def finish():
         order.append(("end", x.grad is not None and y.grad is not None))
 
-    y.register_post_accumulate_grad_hook(lambda t: at_backward_end(finish))
+    y.register_post_accumulate_grad_hook(lambda t: running_backward().callbacks.append((0, finish)))
     x.register_post_accumulate_grad_hook(lambda t: order.append("x"))
     (x.exp() * y).backward()
 
     assert order == ["x", ("end", True)]
     with refused(AutogradError):
-        at_backward_end(finish)
+        running_backward()
 
 
 def test_backward_end_callback_with_leaf_loss():
     x, order = leaf(1.0), []
-    x.register_post_accumulate_grad_hook(lambda t: at_backward_end(lambda: order.append("end")))
+    x.register_post_accumulate_grad_hook(
+        lambda t: running_backward().callbacks.append((0, lambda: order.append("end")))
+    )
     x.backward()
 
     assert order == ["end"]

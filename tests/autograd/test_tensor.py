@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
-from simparallel.autograd import Tensor, at_backward_end, functions as F, value_and_grad
+from simparallel.autograd import Tensor, functions as F, running_backward, value_and_grad
 from simparallel.errors import AutogradError, InputError, ShapeError
 from simparallel.testing import check_gradients
 
@@ -251,7 +251,7 @@ def test_python_objects_make_no_tensor(value):
         (lambda: (leaf(1.0) * 2).requires_grad_(), AutogradError),
         (lambda: (leaf(1.0) * 2).register_post_accumulate_grad_hook(print), AutogradError),
         (lambda: Tensor([1.0]).register_post_accumulate_grad_hook(print), AutogradError),
-        (lambda: at_backward_end(print), AutogradError),
+        (lambda: running_backward(), AutogradError),
         (lambda: value_and_grad(lambda: 1.0, [Tensor([1.0])]), AutogradError),
         (lambda: value_and_grad(lambda: 1.0, [leaf(1.0)])(), AutogradError),
         (lambda: value_and_grad(lambda: (1, 2), [leaf(1.0)], True)(), AutogradError),

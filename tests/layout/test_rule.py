@@ -35,23 +35,6 @@ def test_rule_binds_sizes_and_predicts_shape(text, shapes, sizes, output):
     assert output_shape(text, shapes) == output
 
 
-@pytest.mark.parametrize(
-    ("text", "summed"),
-    [
-        ("m k, k n -> m n", ("k",)),
-        ("... k, n k, n -> ... n", ("k",)),
-        ("n [v], n -> ", ("n",)),  # the op completes v itself
-        ("a b c -> b", ("a", "c")),
-        ("n c h -> n (c h)", ()),
-        ("... -> ...", ()),
-        ("n c <h>, o c {k} -> n o <h>=6", ("c", "k")),
-        ("..., v e -> ... e", ("v",)),
-    ],
-)
-def test_summed_dims_are_missing_in_the_output(text, summed):
-    assert parse(text).summed == summed
-
-
 def test_kinds_of_dims():
     (dims,), output = parse("... m [v] {h} (a=2 b=3) 1 <w> -> ... 4").inputs, parse("... 4 -> 4").output
 

@@ -66,12 +66,6 @@ def test_empty_and_single_problems(solve):
     assert solve(one).cost == 1 + 3 + 0
 
 
-@pytest.mark.parametrize(("cost", "bound", "gap"), [(3, 2, 0.5), (2, 2, 0.0), (0, 0, 0.0), (1, 0, np.inf)])
-def test_gap_is_a_part_of_the_bound(cost, bound, gap):
-    solution = Solution((), cost, bound, 0, "")
-    assert (solution.gap, solution.is_exact) == (gap, gap == 0)
-
-
 def test_too_many_combinations_are_refused():
     problem = Problem((B,) * 4, {})
     with refused(InputError, combinations=81, limit=80):

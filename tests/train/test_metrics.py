@@ -156,7 +156,7 @@ def test_names_in_one_order_and_objects():
     assert isinstance(found["named"], M.MSE)
     assert M.get_metrics(None) == {}
     assert list(M.get_metrics("accuracy")) == ["accuracy"]
-    assert all(isinstance(M.get_metric_fn(name), M.Metric) for name in M.names())
+    assert all(isinstance(M.get_metric_fn(name), M.Metric) for name in M.METRICS)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Stream:
     """
 
     def __init__(self, stage: int, microbatches: int) -> None:
-        self.stage, self._microbatches = stage, microbatches
+        self.stage = stage
         self._next = {kind: iter(range(microbatches)) for kind in (FORWARD, "gradient", WEIGHT_GRADIENT)}
         self.forwards_left = microbatches
 
