@@ -192,6 +192,11 @@ def finish_checks() -> None:
         run_checks()
 
 
+def has_checks() -> bool:
+    """Return whether checks of this thread wait for a read."""
+    return bool(_reader.checks)
+
+
 def drop_checks() -> None:
     """Forget the checks of this thread, which an earlier run has left."""
     _reader.checks = []

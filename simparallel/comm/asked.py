@@ -53,6 +53,7 @@ class Receive(Work):
 
     Attributes:
         source: rank of the sender, once the message has arrived.
+        sent_tag: tag of that message.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Receive(Work):
         self.issued_ps = issued_ps
         self.start_ns = perf_counter_ns()
         self.source: int | None = None
+        self.sent_tag: int | None = None
 
     def begin(self) -> Receive:
         """Start the receive; a message that has already arrived finishes it."""

@@ -31,7 +31,6 @@ from hashlib import blake2b
 
 import numpy as np
 
-from simparallel.base.units import format_ranks
 from simparallel.comm.collective import COLLECTIVES, OBJECT_OPS
 from simparallel.comm.reduction import ALIASES
 from simparallel.errors import CollectiveMismatchError, InputError
@@ -251,7 +250,7 @@ def mismatch_error(
     algorithms = {words[ALGORITHM] for words in headers.values()}
     if len(ops) == 1 and len(algorithms) > 1:
         differing.append("place of the arrays, host or GPU" if ON_GPUS in algorithms else "algorithm")
-    told = [f"  {format_ranks(ranks)} called {call}" for call, ranks in calls.items()]
+    told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
     # The described calls look equal, so a word was overwritten: name it.
     if len(calls) == 1:
         for place in range(COMPARED):
@@ -269,3 +268,7 @@ def mismatch_error(
         seq=int(seq),
         calls={rank: f"{describe(words)} at {sites[rank]}" for rank, words in headers.items()},
     )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -294,7 +294,7 @@ class Inbox(Lane):
         else:
             x[...] = raw.view(x.dtype).reshape(x.shape)
         receive.result, receive.finished = x, True
-        receive.source = self.src
+        receive.source, receive.sent_tag = self.src, letter[h.TAG]
         receive.sim_end_ps = letter[h.SIM_PS]
         if recorder is not None:
             # The receive ends no earlier than the message arrives, and no earlier than it was asked for.

@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from simparallel.backend import _reader, register_namespace
+from simparallel.backend import has_checks, register_namespace
 from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
 from simparallel.testing.strict_indices import in_range, parts, refuse_repeats, wrapped
 from simparallel.testing.strict_memory import array_in, memory_of_array
@@ -309,7 +309,7 @@ class StrictArray:
         if (graph := strict_cuda.captured_graph()) is not None:
             read = lambda: self._data[wrapped(self._data, plain)]  # noqa: E731
             return _wrap(_capture(graph, "getitem", read, None, (self._data, plain)))
-        result = _unwrap(self)[wrapped(self._data, plain) if _reader.checks else plain]
+        result = _unwrap(self)[wrapped(self._data, plain) if has_checks() else plain]
         _note_launch("getitem", result, self._data)
         return _wrap(result)
 
@@ -325,7 +325,7 @@ class StrictArray:
             launch = lambda: write(wrapped(self._data, plain))  # noqa: E731
             _capture(graph, "setitem", launch, self._data, (plain, plain_value))
             return
-        if _reader.checks:
+        if has_checks():
             plain = wrapped(self._data, plain)
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
         part = self._data[plain]
@@ -508,7 +508,7 @@ def _guarded(
         elif isinstance(args[0], np.ndarray):
             args = (args[0].copy(), *args[1:])
             _note_launch(name, args[0])
-        if _reader.checks:
+        if has_checks():
             args, kwargs = in_range(name, args, kwargs)
         owner = getattr(function, "__self__", None)  # of a method of an array: the array
         if (graph := strict_cuda.captured_graph()) is not None:
