@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -49,3 +51,8 @@ def problems(draw, max_nodes=6, max_candidates=5):
     most = draw(st.sampled_from([1, 5, 1000, 10**12]))
     held = edges if draw(st.booleans()) else ()
     return filled(rng, sizes, edges, most, held)
+
+
+def gap(solution):
+    """Return how far the cost may be from the optimum, as a fraction of the bound."""
+    return 0.0 if solution.is_exact else (solution.cost - solution.bound) / solution.bound if solution.bound else inf

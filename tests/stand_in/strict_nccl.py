@@ -43,6 +43,10 @@ def get_unique_id() -> bytes:
     return folder.encode().ljust(128, b"\0")
 
 
+def get_version() -> int:
+    return 22501
+
+
 # Operations between groupStart and groupEnd start together, once their streams have ended earlier operations.
 _Begin = Callable[[strict_cuda.Stream], None]
 _grouped: list[tuple[_Begin, strict_cuda.Stream]] | None = None
@@ -220,6 +224,9 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         """End all operations, also those that wait for other ranks."""
+        self._is_aborted = True
+
+    def destroy(self) -> None:
         self._is_aborted = True
 
     def device_id(self) -> int:

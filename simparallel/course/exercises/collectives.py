@@ -9,7 +9,6 @@ from typing import Any
 
 from simparallel.algorithms import price
 from simparallel.course.exercises.exercise import Case, Values, by_rank, difference, exercise, integers, run_ranks
-from simparallel.exercises.exercise import Case, Values, by_rank, difference, exercise, integers, run_ranks
 from simparallel.runtime.launcher.launch import Results
 
 _MESSAGES = "messages from - to"

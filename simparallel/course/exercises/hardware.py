@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from simparallel.course.exercises.exercise import Case, Values, exercise, integers
-from simparallel.exercises.exercise import Case, Values, exercise, integers
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 
 _DEVICE = DeviceSpec("device", {4: 1e12}, 1e12, 10**9, 1e-6)
