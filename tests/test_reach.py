@@ -155,7 +155,7 @@ def test_unreached_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_unused_name_is_found() -> None:
     source = '''
 from functools import cache
-from simparallel.zoo.entry import wrong
+from simparallel.course.zoo.entry import wrong
 @cache
 def lonely_function():
     """Unlike lonely_method()."""
@@ -170,4 +170,4 @@ class WrongProgram:
     def _repr_html_(self): return ""
 def used_function(): return 0
 '''
-    assert unused({"zoo.entry": source}) == ["zoo.entry: lonely_function", "zoo.entry: lonely_method"]
+    assert unused({"course.zoo.entry": source}) == ["zoo.entry: lonely_function", "zoo.entry: lonely_method"]
