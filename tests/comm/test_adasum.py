@@ -22,7 +22,6 @@ import simparallel as sp
 from simparallel.algorithms import names
 from simparallel.algorithms.rehearsal import play, rehearse
 from simparallel.base import blas
-from simparallel.base.adasum import Moments
 from simparallel.comm import current
 from simparallel.comm.direct import direct_adasum
 from simparallel.comm.direct.direct_adasum import CACHED, SliceTree, segments
@@ -296,11 +295,9 @@ def taken_through(vectors: list[np.ndarray]) -> tuple[np.ndarray, int]:
     """Return the result for a slice that is the whole vector, and the number of closer looks."""
     slices, looks = SliceTree(vectors, [(0, 0, vectors[0].size)], 1), 0
     while len(slices.rows) > 1:
-        vague = slices.plan(slices.products())
-        looks += len(vague)
-        if vague:
-            for join, found in zip(vague, slices.closer(vague).tolist(), strict=True):
-                join.settle(Moments(*found))
+        if slices.plan(slices.products()):
+            looks += 1
+            slices.settle(slices.closer())
         out = np.empty_like(vectors[0])
         slices.join(out)
     return out, looks

@@ -99,13 +99,11 @@ class LargeAdasum(Body):
             total = yield from rounds.sum(slices.products())
             if checks and not _all_safe(total[..., _SQUARES]):
                 return (yield from self._one_by_one(call, flat, shown))
-            vague = slices.plan(total)
-            if vague:
-                closer = yield from rounds.sum(slices.closer(vague))
-                if checks and not _all_safe(closer[:, 1:]):
+            if slices.plan(total):
+                closer = yield from rounds.sum(slices.closer())
+                if checks and not _all_safe(closer[..., 1:]):
                     return (yield from self._one_by_one(call, flat, shown))
-                for join, found in zip(vague, closer.tolist(), strict=True):
-                    join.settle(Moments(*found))
+                slices.settle(closer)
             # The last level writes the result where peers read it, and to this rank's own array.
             slices.join(shown[me][mine], None if call.zero_copy else flat[mine])
         yield views.end_phase()
@@ -154,53 +152,62 @@ class SliceTree:
         self._num_layers = num_layers
         self._strip = STRIP if blas.is_single_threaded() else SHORT_STRIP
         self._blocks = list(_blocks(parts, self._strip))
-        longest = min(CACHED, max((stop - start for _, start, stop in parts), default=0))
+        longest = max((piece.stop - piece.start for _, piece in self._blocks), default=0)
         self._scratch, self._room = np.empty(longest * min(4, len(rows))), np.empty(longest)
-        # The block loaded in the scratch memory: its key, see `_load`, and its strips.
-        self._held: tuple[tuple[int, int, int], np.ndarray] | None = None
-        # Views of the scratch memory by (rows, size, width) of a block: its strips, and the strips of each row.
-        self._views: dict[tuple[int, int, int], tuple[np.ndarray, list[np.ndarray], tuple[int, ...]]] = {}
+        # The block loaded in the scratch memory: its first row and start, and its strips.
+        self._held: tuple[tuple[int, int], np.ndarray] | None = None
+        # Views of the scratch memory by (rows, size) of a block: its strips, and the strips of each row.
+        self._views: dict[tuple[int, int], tuple[np.ndarray, list[np.ndarray], tuple[int, ...]]] = {}
         self._joins: list[list[_Join]] = []  # by four and by layer
 
     @QUIET
     def products(self) -> np.ndarray:
         """Return the slice's contribution to the products of each four: (fours, layers, 10)."""
-        found = np.zeros((len(self._fours()), self._num_layers, len(_PAIRS)))
-        for sums, four in zip(found, self._fours(), strict=True):
+        fours = self._fours()
+        grams = np.zeros((len(fours), self._num_layers, 4, 4))
+        for gram, four in zip(grams, fours, strict=True):
             if len(four) == 1:
                 continue
-            grams = np.zeros((self._num_layers, len(four), len(four), 1))
+            sums = np.zeros((self._num_layers, len(four), len(four), 1))
             for layer, piece in self._blocks:
-                grams[layer] += _grams(self._load(four, piece, self._strip))
+                sums[layer] += _grams(self._load(four, piece))
             # A product that is 0 means that the row vanishes, or that its squares underflow: the two have different
             # results.
-            if not (squares := grams[..., 0].diagonal(axis1=1, axis2=2)).all():
+            if not (squares := sums[..., 0].diagonal(axis1=1, axis2=2)).all():
                 for layer, i in np.argwhere(squares == 0.0):
                     if any(four[i][piece].any() for at, piece in self._blocks if at == layer):
                         # The row is not zero, but its squares underflow.
-                        grams[layer, i, i] = LEAST
-            known, first, second = _KNOWN[len(four)]
-            sums[:, known] = grams[:, first, second, 0]
-        return found
+                        sums[layer, i, i] = LEAST
+            gram[:, : len(four), : len(four)] = sums[..., 0]
+        return grams[..., _FIRST, _SECOND]
 
-    def plan(self, total: np.ndarray) -> list[_Join]:
-        """Compute the factors of all rows from the complete products; return joins whose factors are inaccurate."""
-        fours = self._fours()
+    def plan(self, total: np.ndarray) -> bool:
+        """Compute the factors of all rows from the complete products; return whether some of them are inaccurate."""
         self._joins = [
-            [_Join(len(four), found) for found in sums] for four, sums in zip(fours, total.tolist(), strict=True)
+            [_Join(len(four), found) for found in sums]
+            for four, sums in zip(self._fours(), total.tolist(), strict=True)
         ]
-        return [join for joins in self._joins for join in joins if join.is_vague]
+        return any(join.is_vague for joins in self._joins for join in joins)
 
     @QUIET
-    def closer(self, vague: list[_Join]) -> np.ndarray:
-        """Compute the halves of each vague join, and return the slice's contribution to their moments: (number, 3)."""
-        found = np.zeros((len(vague), 3))
-        number = {id(join): i for i, join in enumerate(vague)}
-        for four, joins in zip(self._fours(), self._joins, strict=True):
+    def closer(self) -> np.ndarray:
+        """Compute the halves of each vague join, and return the slice's contribution to their moments.
+
+        Returns:
+            (fours, layers, 3), zeros for the other joins.
+        """
+        found = np.zeros((len(self._joins), self._num_layers, 3))
+        for sums, four, joins in zip(found, self._fours(), self._joins, strict=True):
             for layer, piece in self._blocks:
                 if joins[layer].is_vague:
-                    found[number[id(joins[layer])]] += moments(*self._halves(four, joins[layer], piece))
+                    sums[layer] += moments(*self._halves(four, joins[layer], piece))
         return found
+
+    def settle(self, total: np.ndarray) -> None:
+        """Set the factors of the halves of each vague join from the complete moments."""
+        for joins, sums in zip(self._joins, total.tolist(), strict=True):
+            for join, found in zip(joins, sums, strict=True):
+                join.halves = coefficients(Moments(*found))
 
     @QUIET
     def join(self, out: np.ndarray, copy: np.ndarray | None = None) -> None:
@@ -248,20 +255,16 @@ class SliceTree:
     def _fours(self) -> list[list[np.ndarray]]:
         return [self.rows[i : i + 4] for i in range(0, len(self.rows), 4)]
 
-    def _load(self, rows: list[np.ndarray], piece: slice, width: int = 0) -> np.ndarray:
-        """Load a block of some rows as float64: (strips, rows, elements).
-
-        Args:
-            width: width of a strip; 0 for a single strip, or for the strips that are already loaded.
-        """
-        key, size = (id(rows[0]), piece.start, piece.stop), piece.stop - piece.start
-        if self._held is not None and self._held[0] == key and not width:
+    def _load(self, rows: list[np.ndarray], piece: slice) -> np.ndarray:
+        """Return a block of some rows as float64 strips, in the scratch memory: (strips, rows, elements)."""
+        key, size = (id(rows[0]), piece.start), piece.stop - piece.start
+        if self._held is not None and self._held[0] == key:
             return self._held[1]
-        views = self._views.get((len(rows), size, width))
+        views = self._views.get((len(rows), size))
         if views is None:
-            strips = self._scratch[: size * len(rows)].reshape(-1, len(rows), min(width or size, size))
+            strips = self._scratch[: size * len(rows)].reshape(-1, len(rows), min(self._strip, size))
             columns = [strips[:, i] for i in range(len(rows))]
-            views = self._views[len(rows), size, width] = strips, columns, columns[0].shape
+            views = self._views[len(rows), size] = strips, columns, columns[0].shape
         strips, columns, shape = views
         for row, column in zip(rows, columns, strict=True):
             column[...] = row[piece].reshape(shape)
@@ -292,19 +295,11 @@ def _blocks(parts: list[Segment], strip: int) -> Iterator[tuple[int, slice]]:
             yield layer, slice(end, stop)
 
 
-_PAIRS = ((0, 0), (0, 1), (1, 1), (2, 2), (2, 3), (3, 3), (0, 2), (0, 3), (1, 2), (1, 3))
+# The ten pairs of four rows, in the order of their products; rows that are not there have products of 0.
+_FIRST = np.array([0, 0, 1, 2, 2, 3, 0, 0, 1, 1])
+_SECOND = np.array([0, 1, 1, 2, 3, 3, 2, 3, 2, 3])
 _SQUARES = [0, 2, 3, 5]  # the squared norms among them
 _VAGUE = 0.125  # fraction of the squared norm that orthogonal rows would give
-
-
-def _pairs_of(count: int) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Return the indices in `_PAIRS` of the pairs among `count` rows, and the first and the second row of each."""
-    known = [p for p, pair in enumerate(_PAIRS) if max(pair) < count]
-    first, second = np.array(_PAIRS)[known].T
-    return known, first, second
-
-
-_KNOWN = {count: _pairs_of(count) for count in (2, 3, 4)}
 
 
 class _Join:
@@ -312,37 +307,33 @@ class _Join:
 
     Args:
         count: number of rows.
-        found: their products, in the order of `_PAIRS`.
+        found: their products, in the order of `_FIRST` and `_SECOND`.
 
     Attributes:
         first_factors: factors of the rows in A(a, b) and A(c, d), or c.
         factors: factors of the rows in the whole.
-        is_vague: the factors are inaccurate; `halves` has to be found by measuring A(a, b) and A(c, d).
+        is_vague: `factors` are inaccurate; `halves` has to be found by measuring A(a, b) and A(c, d).
+        halves: factors of A(a, b) and A(c, d) in the whole.
     """
 
     __slots__ = ("factors", "first_factors", "halves", "is_vague")
 
     def __init__(self, count: int, found: list[float]) -> None:
         aa, ab, bb, cc, cd, dd, ac, ad, bc, bd = found
-        self.is_vague, self.halves = False, (1.0, 1.0)
         a, b = coefficients(Moments(ab, aa, bb))
-        c, d = (1.0, 0.0) if count < 4 else coefficients(Moments(cd, cc, dd))
-        self.first_factors = np.array((a, b, c, d)[: max(count, 2)])
-        self.factors = self.first_factors
-        if count < 3:
+        if count == 2:
+            self.first_factors = self.factors = np.array((a, b))
+            self.is_vague, self.halves = False, (1.0, 1.0)
             return
+        c, d = coefficients(Moments(cd, cc, dd))
         first, first_apart = a * a * aa + 2 * a * b * ab + b * b * bb, a * a * aa + b * b * bb
         second, second_apart = c * c * cc + 2 * c * d * cd + d * d * dd, c * c * cc + d * d * dd
         # Cancellation: the squared norm is much smaller than its terms, so most of its digits are lost.
         self.is_vague = first < _VAGUE * first_apart or second < _VAGUE * second_apart
         dot = a * (c * ac + d * ad) + b * (c * bc + d * bd)
-        if not self.is_vague:
-            left, right = coefficients(Moments(dot, first, second))
-            self.factors = np.array((left * a, left * b, right * c, right * d)[:count])
-
-    def settle(self, found: Moments) -> None:
-        """Set the factors of the halves from the moments of A(a, b) and A(c, d)."""
-        self.halves = coefficients(found)
+        left, right = self.halves = coefficients(Moments(dot, first, second))
+        self.first_factors = np.array((a, b, c, d)[:count])
+        self.factors = np.array((left * a, left * b, right * c, right * d)[:count])
 
 
 class _Rounds:
