@@ -170,4 +170,7 @@ class WrongProgram:
     def _repr_html_(self): return ""
 def used_function(): return 0
 '''
-    assert unused({"course.zoo.entry": source}) == ["course.zoo.entry: lonely_function", "course.zoo.entry: lonely_method"]
+    assert unused({"course.zoo.entry": source}) == [
+        "course.zoo.entry: lonely_function",
+        "course.zoo.entry: lonely_method",
+    ]
