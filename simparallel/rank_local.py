@@ -68,5 +68,7 @@ class RankLocal(threading.local):
 def begin_run() -> None:
     """Restore the defaults of this thread, before it runs the program of a rank."""
     for local in tuple(RankLocal._of_runs):
-        vars(local).clear()
-        RankLocal.__init__(local)
+        variables = vars(local)
+        variables.clear()
+        for name, make in local._made.items():
+            variables[name] = make()

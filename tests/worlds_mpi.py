@@ -20,6 +20,7 @@ import numpy as np
 from simparallel.comm.mpi.medium import MPI_MESSAGES
 from simparallel.errors import CommError
 from simparallel.machine.cluster import describe
+from simparallel.rank_local import begin_run
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.ranks.rank import RunSettings, play_rank
 from simparallel.runtime.reports import check_received, failure_report, raise_failure
@@ -66,6 +67,7 @@ def run_on_mpi(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout
     if everyone.rank < size:
         transport = MpiTransport(members, timeout_s)
         transport.start()
+        begin_run()  # this thread plays one rank after another
         outcome, _ = play_rank(partial(fn, *args), transport, settings, medium=MPI_MESSAGES)
         assert transport.wait_for_the_others(), "a rank went on after another one had failed"
         try:

@@ -632,8 +632,8 @@ class Communicator(Mailbox):
 
 
 class _CurrentCommunicator(RankLocal):
-    of_run: Communicator | None = None
-    alone: Communicator | None = None
+    communicator: Communicator | None = None
+    alone: Communicator | None = None  # the one made outside of a run
 
 
 _current = _CurrentCommunicator()
@@ -648,16 +648,16 @@ def current() -> Communicator:
     messages raise CommError. Where ranks are threads themselves, such a thread cannot be told from others; it counts
     as outside of the run.
     """
-    if (communicator := _current.of_run) is None:
+    if (communicator := _current.communicator) is None:
         if _of_process is not None:
             return _of_process.beside()
-        communicator = _current.alone = _current.alone or alone()
+        communicator = _current.communicator = _current.alone = alone()
     return communicator
 
 
 def is_running() -> bool:
     """Return whether this thread, or the whole process, is a rank of a run."""
-    return _current.of_run is not None or _of_process is not None
+    return _current.communicator is not _current.alone or _of_process is not None
 
 
 def alone() -> Communicator:
@@ -669,7 +669,7 @@ def alone() -> Communicator:
 def join_run(communicator: Communicator) -> None:
     """Make `communicator` the current one of this thread and of the process, which become a rank of a run."""
     global _of_process
-    _current.of_run = _of_process = communicator
+    _current.communicator = _of_process = communicator
 
 
 @contextmanager
@@ -681,16 +681,16 @@ def use_communicator(communicator: Communicator, *, of_process: bool = False) ->
     global _of_process
     if of_process:
         _of_process = communicator
-    before, _current.of_run = _current.of_run, communicator
+    before, _current.communicator = _current.communicator, communicator
     try:
         yield communicator
     finally:
-        _current.of_run = before
+        _current.communicator = before
 
 
 def _after_fork() -> None:
-    # The forked process has the communicators of the thread and of the process.
-    for communicator in filter(None, (_current.of_run, _of_process)):
+    of_thread = None if _current.communicator is _current.alone else _current.communicator
+    for communicator in filter(None, (of_thread, _of_process)):
         communicator.silence_fork()
 
 

@@ -20,7 +20,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -132,10 +131,9 @@ class Pool:
         self.owner = os.getpid()
         self._start_timeout_s = start_timeout_s
         environment = dict(environment or {})
-        self._blas_threads = blas_threads or default_threads(self.world_size, {**os.environ, **environment})
         told = {
             "nodes": [list(node) for node in nodes], "device_ids": list(device_ids), "environment": environment,
-            "blas_threads": self._blas_threads,
+            "blas_threads": blas_threads or default_threads(self.world_size, {**os.environ, **environment}),
         }  # fmt: skip
         try:
             with _standard_streams_taken():
@@ -282,7 +280,6 @@ class Pool:
         self.segment.reset()
         for rank, pid in enumerate(self._pids):
             self.segment.words[self.segment.map.pid(rank)] = pid
-        settings = replace(settings, blas_threads=self._blas_threads)
         # Pickled once for all ranks.
         surroundings = (dict(os.environ), _module_path(), _directory()) if fork else None
         call = {"payload": payload, "settings": settings, "surroundings": surroundings}

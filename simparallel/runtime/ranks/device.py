@@ -170,6 +170,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams, 
             # Safe only now: until all ranks had ended the previous run, peers could still read this rank's memory.
             last.release()
         settings: RunSettings = message["settings"]
+        settings.blas_threads = wiring.blas_threads
         faults = faults_of(settings.faults, rank)
         transport = ShmTransport(segment, rank, settings.timeout_s, arena, check=settings.check, faults=faults)
         surroundings, modules = message["surroundings"], []

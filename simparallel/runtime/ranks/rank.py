@@ -41,7 +41,7 @@ class _Teller(RankLocal):
 _teller = _Teller()
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunSettings:
     """The settings of a run, the same on every rank.
 
@@ -87,21 +87,21 @@ def play_rank(
         settings: the settings of the run.
         medium: how the payloads of collectives travel.
         recorder_type: class of the rank's recorder.
-        is_process: the whole process is the rank, not only the calling thread.
+        is_process: the whole process is the rank, not only the calling thread. Threads share BLAS and the streams of
+            `random` and `np.random`: for them `run_threads` limits it, and `Draws` seeds these.
         tell: sends a message to the launcher; None for none.
 
     Returns:
         The outcome and the rank's communicator.
     """
-    # The process may be warm: restore everything that an earlier run may have changed.
-    begin_run()
+    if is_process:
+        # It may be warm: restore everything that an earlier run may have changed. Ranks that are threads are new.
+        begin_run()
+        become_rank(transport.world_size, settings.blas_threads)
     random_state.seed = settings.seed
     set_float32_matmul_precision(settings.matmul_precision)
     begin_settings()
     _teller.tell = tell
-    if is_process:
-        # Threads share these settings; for them `run_threads` limits BLAS, and `Draws` seeds the streams.
-        become_rank(transport.world_size, settings.blas_threads)
     kind, memory_bytes = recorder_type if settings.array == "numpy" else GpuRecorder, settings.memory_bytes
     recorder = kind(transport.rank, settings.cluster, record=settings.record, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, settings.algorithm, medium)

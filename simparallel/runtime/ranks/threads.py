@@ -38,9 +38,8 @@ _DEBUGGERS = ("bdb", "pydevd", "_pydevd_bundle")
 
 
 class _Nested(RankLocal):
-    """The nesting depth of the launch whose rank this thread runs; set before the run begins."""
+    """The nesting depth of the launch whose rank this thread runs."""
 
-    outlasts_runs = True
     depth = 0
 
 
