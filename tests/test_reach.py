@@ -41,7 +41,7 @@ def is_of_front(module: str) -> bool:
 
 
 def modules_in(text: str) -> set[str]:
-    """Return the modules that a text names in full, such as `python -m simparallel.data.pack_digits`."""
+    """Return the modules that a text names in full, such as `python -m simparallel.compat`."""
     found = set()
     for name in re.findall(r"\bsimparallel\.([\w.]+\w)", text):
         while name and name not in MODULES:

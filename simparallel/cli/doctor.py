@@ -199,17 +199,6 @@ def futex_answer() -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def missing_pidfd() -> str:
-    """Return why pidfds do not work here; "" if they do."""
-    if not hasattr(os, "pidfd_open"):
-        return "not in this Python or system"
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        return str(error.strerror)
-    return ""
-
-
 def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBACK) -> Finding:
     """Run a probe and return its finding.
 
@@ -289,9 +278,7 @@ def _futex() -> str:
 
 
 def _pidfd() -> str:
-    missing = missing_pidfd()
-    if missing:
-        raise OSError(errno.ENOSYS, missing)
+    os.close(os.pidfd_open(os.getpid()))
     return "a death is noticed at once"
 
 

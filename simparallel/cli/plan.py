@@ -131,20 +131,10 @@ def _progress() -> Iterator[Callable[[float], None] | None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    shown = -1
+    from tqdm import tqdm
 
-    def show(part: float) -> None:
-        nonlocal shown
-        # Drawing a line takes longer than the search for one op: draw only each new percent.
-        if int(part * 100) != shown:
-            shown = int(part * 100)
-            print(f"\rsearching: {shown} %", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        # Clear the line, so that the plan or an error stands alone.
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    with tqdm(total=100, desc="searching", bar_format="{desc}: {n:.0f} %", leave=False) as bar:
+        yield lambda part: bar.update(part * 100 - bar.n)
 
 
 def _front(plans: list[Plan]) -> str:

@@ -24,6 +24,8 @@ from simparallel.errors import DataError, InputError
 CHUNK = 1 << 16
 LARGEST_BYTES = 512 << 20
 POLL_S = 0.05
+# For the connection, and for each wait for data.
+TIMEOUT_S = 30.0
 
 
 class Opener(Protocol):
@@ -36,11 +38,8 @@ def download(
     urls: Sequence[str],
     path: str | os.PathLike[str],
     *,
-    sha256: str | None = None,
-    md5: str | None = None,
+    md5: str,
     size_bytes: int | None = None,
-    max_bytes: int = LARGEST_BYTES,
-    timeout_s: float = 30.0,
     deadline_s: float = 3600.0,
     opener: Opener | None = None,
 ) -> Path:
@@ -53,10 +52,8 @@ def download(
     Args:
         urls: mirrors, tried in order; https only, also after a redirect.
         path: destination; its folder is created.
-        sha256, md5: hexadecimal; at least one of them.
+        md5: checksum of the file, hexadecimal: the one that its publishers state.
         size_bytes: the exact size, if known.
-        max_bytes: largest accepted size.
-        timeout_s: limit for the connection and for each wait for data.
         deadline_s: limit for the whole call, including the wait for another process.
         opener: opens URLs; replaced in tests.
 
@@ -64,16 +61,12 @@ def download(
         `path`.
 
     Raises:
-        InputError: no URL, no checksum, or a URL that is not https.
+        InputError: a URL that is not https.
         DataError: no mirror delivered the right file; lists each failure and how to get the file by hand.
     """
     path = Path(path)
-    if not urls or not (sha256 or md5):
-        raise InputError(f"download of {path.name}: needs at least one URL and a checksum.")
     for url in urls:
         _check_https(url)
-    wanted = {name: value.lower() for name, value in (("sha256", sha256), ("md5", md5)) if value}
-    limit = max_bytes if size_bytes is None else min(size_bytes, max_bytes)
     until = time.monotonic() + deadline_s
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,14 +74,16 @@ def download(
         raise _error(path, urls, [f"{path.parent} cannot be made: {error.strerror}"]) from None
     with _lock(path, until, urls):
         # Checked inside the lock: another process may have fetched it while this one waited.
-        if path.is_file() and _digests(path, wanted) == wanted:
-            return path
+        if path.is_file():
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "md5").hexdigest() == md5:
+                    return path
         opener = opener or urllib.request.build_opener(HttpsOnly())
         reasons = []
         for url in urls:
             part = path.with_name(path.name + ".part")
             try:
-                _stream(opener, url, part, wanted, size_bytes, limit, timeout_s, until)
+                _stream(opener, url, part, md5, size_bytes, until)
                 # `_stream` has synced the bytes; rename the file, then sync its directory.
                 os.replace(part, path)
                 FILES.sync_directory(path.parent)
@@ -117,20 +112,11 @@ def _check_https(url: str) -> None:
         raise InputError(f"download: {url!r} is not an https URL; other URLs are not allowed.")
 
 
-def _stream(
-    opener: Opener,
-    url: str,
-    part: Path,
-    wanted: dict[str, str],
-    size_bytes: int | None,
-    limit: int,
-    timeout_s: float,
-    until: float,
-) -> None:
+def _stream(opener: Opener, url: str, part: Path, md5: str, size_bytes: int | None, until: float) -> None:
     """Stream one mirror's bytes into `part`, verify and sync them. Raises OSError or ValueError."""
-    hashes = {name: hashlib.new(name) for name in wanted}
-    received = 0
-    with opener.open(url, timeout=timeout_s) as response, part.open("wb") as file:
+    limit = LARGEST_BYTES if size_bytes is None else size_bytes
+    digest, received = hashlib.md5(), 0
+    with opener.open(url, timeout=TIMEOUT_S) as response, part.open("wb") as file:
         # Refuse a too large declared length early; the loop below enforces the limit whatever the server declares.
         stated = response.headers.get("Content-Length")
         if stated is not None and stated.isdigit() and int(stated) > limit:
@@ -141,27 +127,14 @@ def _stream(
                 raise ValueError(f"more than the expected {limit} bytes were received")
             if time.monotonic() > until:
                 raise ValueError(f"not finished in time; {received} bytes were received")
-            for digest in hashes.values():
-                digest.update(chunk)
+            digest.update(chunk)
             file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
     if size_bytes is not None and received != size_bytes:
         raise ValueError(f"{received} bytes were received, {size_bytes} were expected")
-    for name, digest in hashes.items():
-        if digest.hexdigest() != wanted[name]:
-            raise ValueError(
-                f"{name} is {digest.hexdigest()}, expected {wanted[name]}: the file is different or damaged"
-            )
-
-
-def _digests(path: Path, wanted: dict[str, str]) -> dict[str, str]:
-    hashes = {name: hashlib.new(name) for name in wanted}
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            for digest in hashes.values():
-                digest.update(chunk)
-    return {name: digest.hexdigest() for name, digest in hashes.items()}
+    if digest.hexdigest() != md5:
+        raise ValueError(f"md5 is {digest.hexdigest()}, expected {md5}: the file is different or damaged")
 
 
 @contextmanager

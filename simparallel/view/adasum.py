@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, clean, note
+from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, axes, clean, note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,12 +32,11 @@ def plot_accuracies(accuracies: Mapping[str, Sequence[tuple[int, Sequence[float]
     Raises:
         InputError: nothing to draw.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     if not accuracies or not all(accuracies.values()):
         raise InputError("plot_accuracies: no points.")
-    _, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    ax = axes(None, 8, 4.5)
     counts = sorted({count for points in accuracies.values() for count, _ in points})
     for (way, points), (color, mark) in zip(accuracies.items(), _WAYS, strict=False):
         # By a factor, because the axis is logarithmic.
@@ -72,11 +71,9 @@ def plot_orthogonality(ratios: Mapping[str, Sequence[float]], workers: int, smoo
     Raises:
         InputError: nothing to draw.
     """
-    import matplotlib.pyplot as plt
-
     if not ratios or not all(map(len, ratios.values())):
         raise InputError("plot_orthogonality: no steps.")
-    _, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    ax = axes(None, 8, 4.5)
     curves = {layer: _smoothed(values, smooth) for layer, values in ratios.items()}
     for number, (layer, curve) in enumerate(curves.items()):
         is_bias = layer.endswith("bias")

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, clean, head, literal
+from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, axes, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,14 +42,12 @@ def plot_loss(
     Raises:
         InputError: no curve, a curve without points, or points in neither form.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
     curves = {name: _points(name, values) for name, values in history.items()}
     if not curves:
         raise InputError('plot_loss: no curves; give {"4 devices": [0.9, 0.7, ...]} or so.')
-    if ax is None:
-        _, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    ax = axes(ax, 8, 4.5)
     last = len(curves) - 1
     # More curves on top of each other need a wider first one.
     widest_pt = min(10.0, 4.0 + 2.0 * last)

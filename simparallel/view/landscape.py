@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.base.units import si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, clean, head, literal
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, axes, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,6 @@ def plot_search_landscape(
     Raises:
         InputError: no plan on the front, or a number that is not positive.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullLocator
 
     known = known or {}
@@ -52,8 +51,7 @@ def plot_search_landscape(
     everything = [*points, *known.values(), *tried]
     if not points or min(min(point) for point in everything) <= 0:
         raise InputError("plot_search_landscape: give {kind: [(time in s, memory in bytes), ...]}, numbers above 0.")
-    if ax is None:
-        _, ax = plt.subplots(figsize=(8, 6), layout="constrained")
+    ax = axes(ax, 8, 6)
     time, time_prefix = si_scale([max(t for t, _ in points)], largest=0)
     size, size_prefix = si_scale([max(m for _, m in points)], smallest=0, largest=12)
 

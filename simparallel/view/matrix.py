@@ -9,7 +9,7 @@ import numpy as np
 
 from simparallel.base.units import format_bytes, si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import head, readable_on
+from simparallel.view.style import axes, head, readable_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,7 @@ def plot_communication_matrix(
             "each rank: trace.communication_matrix()."
         )
     size = len(values)
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
+    ax = axes(ax, 6.4, 5.4)
     factor, prefix = si_scale([values.max()], smallest=0, largest=12)
     # A pair without bytes is white, which no number of bytes is.
     shown = np.ma.masked_equal(values / factor, 0)

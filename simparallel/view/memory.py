@@ -12,7 +12,7 @@ from simparallel.clock.memory import CATEGORIES
 from simparallel.clock.recording import Event
 from simparallel.errors import InputError
 from simparallel.view.names import mark_steps
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, clean, head, note
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, axes, clean, head, note
 from simparallel.view.timeline import points_per_unit, spans_in_units, step_starts
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ def plot_memory(
     Raises:
         InputError: no event has memory figures, events of several devices, or an unknown clock.
     """
-    import matplotlib.pyplot as plt
-
     noted = [event for event in events if event.live_bytes]
     if not noted:
         raise InputError('plot_memory: no event records the live memory: record a run with record="full".')
@@ -68,8 +66,7 @@ def plot_memory(
         # Leave a gap for steps that were not recorded: NaN interrupts the areas.
         jumps = [i for i in range(1, len(noted)) if noted[i].step > noted[i - 1].step + 1]
         ends, live = np.insert(ends, jumps, ends[jumps]), np.insert(live, jumps, np.nan, axis=0)
-    if ax is None:
-        _, ax = plt.subplots(figsize=(13, 4), layout="constrained")
+    ax = axes(ax, 13, 4)
     tops = live.cumsum(axis=1)
     for number, category in enumerate(CATEGORIES):
         if np.nanmax(live[:, number]) > 0:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simparallel.base.units import si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, ORANGE, SKY, clean, head, literal
+from simparallel.view.style import BLUE, DARK, ORANGE, SKY, axes, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,12 +32,9 @@ def plot_overlap(
     Raises:
         InputError: no rows.
     """
-    import matplotlib.pyplot as plt
-
     if not rows:
         raise InputError("plot_overlap: no rows; give [(label, times), ...].")
-    if ax is None:
-        _, ax = plt.subplots(figsize=(9, 5), layout="constrained")
+    ax = axes(ax, 9, 5)
     compute, communication, exposed = (
         [times[key] for _, times in rows]
         for key in ("compute_time_s", "communication_time_s", "exposed_communication_s")

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, head, readable_on
+from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, axes, head, readable_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,14 +49,12 @@ def plot_schedule(
     Raises:
         InputError: a bad time; ScheduleError: the ranks wait for each other.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch, Rectangle
 
     cost = schedule.cost(**times)
     height = 2 * _HALF * (_UPPER if live else 1)
-    if ax is None:
-        _, ax = plt.subplots(figsize=(12, 0.6 + (0.8 if live else 0.45) * schedule.ranks), layout="constrained")
+    ax = axes(ax, 12, 0.6 + (0.8 if live else 0.45) * schedule.ranks)
     figure: Any = ax.figure
     seen = {}
     for rank, action, (start, end) in schedule.boxes(**times):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.view.style import BLUE, GREEN, ORANGE, RED, clean, head
+from simparallel.view.style import BLUE, GREEN, ORANGE, RED, axes, clean, head
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,15 +48,13 @@ def plot_schedule_tradeoff(
     Raises:
         InputError: a bad time; ScheduleError: the ranks of a schedule wait for each other.
     """
-    import matplotlib.pyplot as plt
 
     def point(schedule: Schedule) -> tuple[float, float]:
         parts = 1 if schedule.placement == "bidirectional" else schedule.chunks
         cost = schedule.cost(forward / parts, input_gradient / parts, weight_gradient / parts, message)
         return max(cost.peak_live_at_weight_gradient) / parts, 100 * cost.bubble / cost.makespan
 
-    if ax is None:
-        _, ax = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    ax = axes(ax, 9, 5.5)
     # Schedules at the same point share a label.
     names: dict[tuple[float, float, str], list[str]] = {}
     shown = list(schedules)

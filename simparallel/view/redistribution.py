@@ -11,7 +11,7 @@ from simparallel.errors import InputError
 from simparallel.layout.boxes import boxes_of, size_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.redistribution import Redistribution, Step
-from simparallel.view.style import head, rank_colour
+from simparallel.view.style import axes, head, rank_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +43,6 @@ def plot_redistribution(
     Raises:
         InputError: more than 16 ranks, or a tensor without dims.
     """
-    import matplotlib.pyplot as plt
-
     if len(plan.ranks) > _MOST_RANKS or not plan.shape:
         raise InputError(
             f"plot_redistribution: {len(plan.ranks)} ranks and shape {plan.shape}; at most {_MOST_RANKS} ranks and at "
@@ -53,8 +51,7 @@ def plot_redistribution(
     rows = {rank: number * (1 + _ROW_GAP) for number, rank in enumerate(sorted(plan.ranks))}
     columns = len(plan.steps) + 1
     height = max(rows.values()) + 1
-    if ax is None:
-        _, ax = plt.subplots(figsize=(2.6 * columns + 0.4, 0.72 * height + 1.3), layout="constrained")
+    ax = axes(ax, 2.6 * columns + 0.4, 0.72 * height + 1.3)
     layouts = [plan.source, *(step.layout for step in plan.steps)]
     flows = [_flows(plan, step) for step in plan.steps]
     size = max(prod(plan.shape), 1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, clean, head, literal
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, axes, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,13 +37,11 @@ def plot_scaling(
     Raises:
         InputError: no curve, a curve without points, or a number that is not positive.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import NullLocator
 
     if not rates or not all(rates.values()) or min(min(pair) for points in rates.values() for pair in points) <= 0:
         raise InputError("plot_scaling: give {name: [(ranks, samples per second), ...]}, with numbers above 0.")
-    if ax is None:
-        _, ax = plt.subplots(figsize=(8, 5), layout="constrained")
+    ax = axes(ax, 8, 5)
     counts = sorted({count for points in rates.values() for count, _ in points})
     left, right = counts[0] / 1.25, counts[-1] * 1.25
     if cores is not None and counts[-1] > cores:

@@ -9,7 +9,7 @@ from typing import Any
 from simparallel.base.units import format_numbers
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout, chunk_span
-from simparallel.view.style import literal, rank_colour, readable_on
+from simparallel.view.style import axes, literal, rank_colour, readable_on
 
 # The gap between two tensors, in widths of a tensor.
 _GAP = 0.35
@@ -33,13 +33,11 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
     Raises:
         InputError: no tensors.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
     if not tensors:
         raise InputError("plot_slices: no tensors; give [(name, layout, shape), ...].")
-    if ax is None:
-        _, ax = plt.subplots(figsize=(3.2 * len(tensors) + 0.4, 3.9), layout="constrained")
+    ax = axes(ax, 3.2 * len(tensors) + 0.4, 3.9)
     for number, (name, layout, shape) in enumerate(tensors):
         left = number * (1 + _GAP)
         cuts = layout.cuts

@@ -20,6 +20,15 @@ DARK = "#10243E"
 _RANKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
 
 
+def axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """Return the axes to draw into: `ax`, or None for those of a new figure of this size [inch]."""
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(figsize=(width, height), layout="constrained")
+    return ax
+
+
 def clean(ax: Axes) -> None:
     """Draw a faint grid behind the data, and hide the frame above and beside it."""
     ax.grid(True, color="0.9", linewidth=0.8)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import GREEN, ORANGE, SKY, head
+from simparallel.view.style import GREEN, ORANGE, SKY, axes, head
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +37,6 @@ def plot_tape(
     Raises:
         InputError: the tape behind `root` is empty, or has more than 60 boxes.
     """
-    import matplotlib.pyplot as plt
-
     depths = _depths(root)
     if len(depths) < 2 or len(depths) > _MOST_BOXES:
         raise InputError(
@@ -54,9 +52,7 @@ def plot_tape(
         for column, tensors in columns.items()
         for row, tensor in enumerate(tensors)
     }
-    if ax is None:
-        size = 1.25 * len(columns) + 1.0, 0.62 * tallest + 0.7
-        _, ax = plt.subplots(figsize=size, layout="constrained")
+    ax = axes(ax, 1.25 * len(columns) + 1.0, 0.62 * tallest + 0.7)
     numbers = sorted(tensor._node.number for tensor, _ in depths.values() if tensor._node)
     called = {id(leaf): name for name, leaf in (names or {}).items()}
     for tensor, _ in depths.values():

@@ -23,7 +23,7 @@ from simparallel.view.bars import (
     style,
 )
 from simparallel.view.names import mark_steps, write_names
-from simparallel.view.style import head, literal
+from simparallel.view.style import axes, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,8 +69,6 @@ def plot_timeline(
     Raises:
         InputError: no events, or an unknown clock.
     """
-    import matplotlib.pyplot as plt
-
     check_clock(clock)
     _check_not_empty(events)
     ranks = {event.rank for event in events}
@@ -82,10 +80,8 @@ def plot_timeline(
     spans, factor, label = _spans(events, clock, until_s)
     rows = _rows(lanes)
     height = max(rows.values()) + 1.0
-    if ax is None:
-        # The height follows the number of lanes, up to a size that still fits on a page.
-        figsize = (13, min(20.0, 1.5 + _LANE_INCHES * height))
-        _, ax = plt.subplots(figsize=figsize, layout="constrained")
+    # The height follows the number of lanes, up to a size that still fits on a page.
+    ax = axes(ax, 13, min(20.0, 1.5 + _LANE_INCHES * height))
 
     last = max(end for _, end in spans) / factor
     # The caller's own limits stay.

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_line
-from simparallel.base.checks import check_number
+from simparallel.base.checks import check_integer, check_number
 from simparallel.clock.notes import forget_notes, note_once
 from simparallel.clock.recorder import describe_device
 from simparallel.comm import current
@@ -246,8 +246,8 @@ def set_context(
         raise InputError(f"set_context: mode={mode!r} is neither GRAPH_MODE (0) nor PYNATIVE_MODE (1).")
     if device_target is not None and device_target not in _TARGETS:
         raise InputError(f"set_context: device_target={device_target!r} is not one of {', '.join(_TARGETS)}.")
-    if device_id is not None and not _is_count(device_id, 0):
-        raise InputError(f"set_context: device_id={device_id!r} must be an integer of 0 or more.")
+    if device_id is not None:
+        check_integer("set_context", "device_id", device_id, 0)
     _check_graph_mode("set_context", _settings.values["parallel_mode"], mode)
     if max_device_memory is not None:
         set_memory(max_device_memory)
@@ -398,44 +398,33 @@ def check_world(who: str) -> None:
 
 
 def _checked(name: str, value: Any) -> Any:
-    who = "set_auto_parallel_context"
+    """Return the value of a setting in the form in which it is kept. Raises InputError."""
+    who, kept = "set_auto_parallel_context", value
     if name == "parallel_mode":
-        mode = _SHORT.get(value, value) if isinstance(value, str) else value
-        if mode not in _MODES:
-            raise InputError(f"{who}: parallel_mode={value!r} is not one of {', '.join(_MODES)}.")
-        return mode
-    if name in ("gradients_mean", "parameter_broadcast"):
-        if not isinstance(value, bool):
-            raise InputError(f"{who}: {name}={value!r} must be True or False.")
-        return value
-    if name == "search_mode":
-        if value not in SEARCHES:
-            raise InputError(f"{who}: search_mode={value!r} is not one of {', '.join(SEARCHES)}.")
-        return value
+        kept = _SHORT.get(value, value) if isinstance(value, str) else value
+        fits, wanted = kept in _MODES, f"is not one of {', '.join(_MODES)}"
+    elif name in ("gradients_mean", "parameter_broadcast"):
+        fits, wanted = isinstance(value, bool), "must be True or False"
+    elif name == "search_mode":
+        fits, wanted = value in SEARCHES, f"is not one of {', '.join(SEARCHES)}"
     # A tuple of cuts is checked by `AutoParallel`, which knows the arguments.
-    if name == "dataset_strategy":
-        if value not in ("data_parallel", "full_batch") and not isinstance(value, tuple):
-            raise InputError(f"{who}: {name}={value!r} must be 'data_parallel', 'full_batch' or a tuple.")
-        return value
-    if name == "pipeline_config":
-        known = {**_DEFAULTS[name], **value} if isinstance(value, dict) else {}
-        is_known = known.keys() == _DEFAULTS[name].keys() and isinstance(known["pipeline_interleave"], bool)
-        if not is_known or known["pipeline_scheduler"] not in PIPELINE_SCHEDULERS:
-            raise InputError(
-                f"{who}: {name}={value!r} must be a dict of pipeline_interleave, True or False, and "
-                f"pipeline_scheduler, one of {', '.join(PIPELINE_SCHEDULERS)}."
-            )
-        return known
-    low = 0 if name == "global_rank" else 1
-    may_be_none = name != "pipeline_stages"
-    if not (value is None and may_be_none) and not _is_count(value, low):
-        raise InputError(f"{who}: {name}={value!r} must be an integer of {low} or more.")
-    return value
+    elif name == "dataset_strategy":
+        fits = value in ("data_parallel", "full_batch") or isinstance(value, tuple)
+        wanted = "must be 'data_parallel', 'full_batch' or a tuple"
+    elif name == "pipeline_config":
+        kept = {**_DEFAULTS[name], **value} if isinstance(value, dict) else {}
+        is_known = kept.keys() == _DEFAULTS[name].keys() and isinstance(kept["pipeline_interleave"], bool)
+        fits = is_known and kept["pipeline_scheduler"] in PIPELINE_SCHEDULERS
+        names = ", ".join(PIPELINE_SCHEDULERS)
+        wanted = f"must be a dict of pipeline_interleave, True or False, and pipeline_scheduler, one of {names}"
+    elif value is None and name != "pipeline_stages":
+        return None
+    else:
+        return check_integer(who, name, value, 0 if name == "global_rank" else 1)
+    if not fits:
+        raise InputError(f"{who}: {name}={value!r} {wanted}.")
+    return kept
 
 
 def _part_of_rank() -> tuple[int, int]:
     return current().rank, current().world_size
-
-
-def _is_count(value: Any, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low

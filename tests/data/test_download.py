@@ -17,7 +17,7 @@ from simparallel.data.download import HttpsOnly, download
 from simparallel.errors import DataError, InputError
 
 CONTENT = b"twelve bytes"
-SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), hashlib.md5(CONTENT).hexdigest()
+MD5 = hashlib.md5(CONTENT).hexdigest()
 A, B = "https://a.example/file", "https://b.example/file"
 
 
@@ -52,21 +52,20 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("checksum", [{"sha256": SHA256}, {"md5": MD5.upper()}, {"sha256": SHA256, "md5": MD5}])
-def test_file_arrives_whole(tmp_path, checksum):
+def test_file_arrives_whole(tmp_path):
     network = Network(a=CONTENT)
     path = tmp_path / "new" / "file"
-    assert download([A, B], path, opener=network, size_bytes=12, **checksum) == path
+    assert download([A, B], path, md5=MD5, opener=network, size_bytes=12) == path
     assert path.read_bytes() == CONTENT
     assert names(path.parent) == ["file", "file.lock"]
-    download([A, B], path, opener=network, **checksum)
+    download([A, B], path, md5=MD5, opener=network)
     assert network.asked == [A]  # the file exists: no further request
 
 
 def test_damaged_file_is_fetched_again(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"damaged")
-    download([A], path, sha256=SHA256, opener=Network(a=CONTENT))
+    download([A], path, md5=MD5, opener=Network(a=CONTENT))
     assert path.read_bytes() == CONTENT
 
 
@@ -90,13 +89,13 @@ def test_next_mirror_is_tried(tmp_path, answer):
     network = Network(a=answer, b=CONTENT)
     path = tmp_path / "file"
     with refused(DataError) as caught:
-        download([A], path, sha256=SHA256, size_bytes=12, opener=network)
+        download([A], path, md5=MD5, size_bytes=12, opener=network)
     assert names(tmp_path) == ["file.lock"]
     assert f"curl -fL --create-dirs -o '{path}' '{A}'" in str(caught.value)
     assert caught.value.path == str(path)
     if isinstance(answer, Response):
         network.answers["a"] = urllib.error.URLError("still not")
-    download([A, B], path, sha256=SHA256, size_bytes=12, opener=network)
+    download([A, B], path, md5=MD5, size_bytes=12, opener=network)
     assert path.read_bytes() == CONTENT
     assert network.asked == [A, A, B]
 
@@ -117,12 +116,6 @@ def test_redirect_may_not_leave_https():
         with pytest.raises(urllib.error.URLError, match="not https"):
             handler.redirect_request(*arguments, url)
     assert handler.redirect_request(*arguments, B).full_url == B
-
-
-@pytest.mark.parametrize("arguments", [{"urls": []}, {"md5": None}])
-def test_url_and_checksum_are_needed(tmp_path, arguments):
-    with refused(InputError):
-        download(**{"urls": [A], "path": tmp_path / "f", "md5": MD5, **arguments})
 
 
 def test_unwritable_folder(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -15,8 +16,11 @@ from simparallel.cli.main import main
 from simparallel.errors import InputError
 from simparallel.view import save_figure
 
-FOLDER = Path(__file__).parents[2] / "figures"
-SCRIPTS = figures.scripts(FOLDER)
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from draw_figures import FOLDER, scripts
+
+ROOT = FOLDER.parent
+SCRIPTS = scripts(FOLDER)
 DRAWN = [name for name, script in SCRIPTS.items() if not script.measured]
 # The pictures in the repository were drawn with this version; another one places letters and lines differently.
 MATPLOTLIB = "3.11.2"
@@ -65,7 +69,7 @@ def test_every_picture_is_small_enough():
 
 
 def test_every_picture_is_in_the_gallery():
-    text = (FOLDER.parent / "docs" / "figures.md").read_text()
+    text = (ROOT / "docs" / "figures.md").read_text()
     assert [name for name in SCRIPTS if f"simparallel figures {name}`" not in text] == []
     shown = set(re.findall(r"\(\.\./figures/(\w+)\.", text))
     assert shown >= set(SCRIPTS)
@@ -110,7 +114,7 @@ def test_pages_have_no_other_directory(tmp_path):
 def test_scripts_are_found_in_a_checkout_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(figures.simparallel, "__file__", str(tmp_path / "simparallel" / "__init__.py"))
     monkeypatch.chdir(FOLDER)
-    assert figures.find_folder() == FOLDER
+    assert figures.find_tool() == ROOT / "tools" / "draw_figures.py"
     monkeypatch.chdir("/")
     with refused(InputError):
-        figures.find_folder()
+        figures.find_tool()
