@@ -22,7 +22,7 @@ from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
 from simparallel.comm.group import Algorithm, Group, Medium
-from simparallel.comm.grouping import Groups
+from simparallel.comm.grouping import GroupRegistry
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.mailbox import Mailbox
 from simparallel.comm.memory.segment import Segment
@@ -84,7 +84,7 @@ class Communicator(Mailbox):
             from simparallel.comm.faults.calls import FaultyCall
 
             medium = medium._replace(call=FaultyCall)
-        self._medium, self._groups = medium, Groups(self, medium)
+        self._medium, self._groups = medium, GroupRegistry(self, medium)
         self.world, self.groups = self._groups.world, self._groups.made
         # The algorithm of calls that name neither a group nor an algorithm; None if it lacks some collectives.
         self._usual = self.world.direct if default_algorithm == "direct" else None

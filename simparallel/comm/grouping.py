@@ -17,7 +17,7 @@ from simparallel.errors import CollectiveMismatchError, CommError, InputError
 GROUP_TAG = -(2**62)  # used by no other message
 
 
-class Groups:
+class GroupRegistry:
     """The groups of one rank.
 
     Args:

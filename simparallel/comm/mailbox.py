@@ -12,7 +12,7 @@ import numpy as np
 
 from simparallel.base.checks import is_integer
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.p2p import USER_TAGS, Inbox, Message, Outbox, Probe, Receive, Together, receive
+from simparallel.comm.p2p import USER_TAGS, Inbox, JointWork, Message, Outbox, Probe, Receive, receive
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.validate import check_array
 from simparallel.comm.work import Lane, Work
@@ -102,7 +102,7 @@ class Mailbox:
             x = x.copy()
         sent = self.outbox(dst).send(x, send_tag)
         received = receive(inboxes, out, recv_tag)
-        return Together([received, sent], received)
+        return JointWork([received, sent], received)
 
     def probe(self, src: int | None = None, tag: int | None = None) -> Message:
         """Wait for a message without consuming it; None matches any. Not collective."""

@@ -213,7 +213,7 @@ class Probe(Lane):
         return None if asked.finished else self._inboxes[0].awaited()
 
 
-class Together(Work):
+class JointWork(Work):
     """Several communications as one work.
 
     Args:
@@ -317,7 +317,7 @@ class Outbox(MessageLane):
         named = Named("ssend", x.dtype, x.shape, "dst", self.dst, tag, site)
         reply = Receive([replies], np.empty(0, BYTES), -self._replies, named, issued_ps, None)
         sent = Send(self, self._steps(x, tag, site, issued_ps, self.recorder, self._replies), named)
-        return Together([self.submit(sent), reply.begin()])
+        return JointWork([self.submit(sent), reply.begin()])
 
     def _steps(
         self, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None, reply: int = 0

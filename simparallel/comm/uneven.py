@@ -9,7 +9,6 @@ all sizes, and all of them raise if two do not match.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -41,19 +40,12 @@ class PartSpec(NamedTuple):
     dim: int
 
 
-class Parts(NamedTuple):
+class UnevenParts(NamedTuple):
     """One rank's parts: a single one for all receivers, or one for each; they differ in their size along `dim` only."""
 
     arrays: Sequence[np.ndarray]
     dim: int
     expected: tuple[int, ...] = ()
-
-    @classmethod
-    def cut(cls, x: np.ndarray, dim: int, sizes: Sequence[int], expected: tuple[int, ...]) -> Parts:
-        """Cut x along a dim into parts of these sizes."""
-        ends = [0, *accumulate(sizes)]
-        slices = [(slice(None),) * dim + (slice(start, stop),) for start, stop in pairwise(ends)]
-        return cls([x[part] for part in slices], dim, expected)
 
     def table(self) -> np.ndarray:
         sizes = [array.shape[self.dim] for array in self.arrays]
@@ -90,7 +82,7 @@ def read_table(place: Place) -> Table:
 
 
 class Uneven(Body):
-    """An uneven collective of one rank; its x are `Parts`, or None. `settings.sizes` is the parts' `PartSpec`."""
+    """An uneven collective of one rank; its x are `UnevenParts`, or None. `settings.sizes` is the parts' `PartSpec`."""
 
     def takes(self, op: str, position: int, giver: int) -> bool:
         """Return whether the member at `position` receives from the one at `giver`."""
@@ -135,7 +127,7 @@ class Uneven(Body):
         parts = []
         for table, place in zip(tables, places, strict=True):
             shape, start = table.find(me if op == "all_to_all" else 0, spec, views)
-            size = prod(shape) * spec.dtype.itemsize and prod(shape)
+            size = prod(shape) if spec.dtype.itemsize else 0
             part = place(spec.dtype, start, size).reshape(shape) if size else np.empty(shape, spec.dtype)
             parts.append(call.seen(part))
         return list(map(own, parts)) if op == "gather" else np.concatenate(parts, spec.dim)
@@ -181,7 +173,9 @@ def own(part: np.ndarray) -> np.ndarray:
     return part.astype(native(part.dtype), order="C")
 
 
-def run_uneven(what: Collective, direct: Algorithm, parts: Parts, purpose: str, async_op: bool, root: int = 0) -> Any:
+def run_uneven(
+    what: Collective, direct: Algorithm, parts: UnevenParts, purpose: str, async_op: bool, root: int = 0
+) -> Any:
     """Run an uneven collective: plan it, or find the plan of earlier equal calls. `root`: position of the root."""
     dim, first, group = parts.dim, parts.arrays[0], direct.group
     spec = PartSpec((*first.shape[:dim], ANY, *first.shape[dim + 1 :]), first.dtype, dim)
@@ -207,7 +201,7 @@ def gather_uneven(
     position = position_of(what.name, direct.group, root) if what.root else 0
     check_array(what.name, x)
     dim = check_dim(what.name, x, dim)
-    return run_uneven(what, direct, Parts([x], dim), purpose, async_op, position)
+    return run_uneven(what, direct, UnevenParts([x], dim), purpose, async_op, position)
 
 
 def scatter_uneven(
@@ -216,7 +210,7 @@ def scatter_uneven(
     """Run a scatter of parts that differ in size along dim 0, on their root."""
     if chosen is not chosen.group.direct:
         raise InputError("scatter: parts of different sizes need algorithm='direct'.")
-    result = run_uneven(SCATTER, chosen, Parts(parts, 0), purpose, async_op, root)
+    result = run_uneven(SCATTER, chosen, UnevenParts(parts, 0), purpose, async_op, root)
     if out is None:
         return result
     return result.then(lambda part: into(out, part)) if async_op else into(out, result)
@@ -245,4 +239,5 @@ def exchange_uneven(
     if input_splits is not None:
         given = check_splits(name, x, dim, input_splits, size)
     expected = () if output_splits is None else check_sizes(f"{name}: output_splits", output_splits, size)
-    return run_uneven(ALL_TO_ALL, direct, Parts.cut(x, dim, given, expected), purpose, async_op)
+    parts = UnevenParts(np.split(x, np.cumsum(given)[:-1], dim), dim, expected)
+    return run_uneven(ALL_TO_ALL, direct, parts, purpose, async_op)

@@ -190,7 +190,7 @@ class Gather(Body):
         return None
 
 
-class Scatter(Body):
+class DirectScatter(Body):
     """scatter: only the root knows the arrays; the other ranks read their description in its note."""
 
     copied = has_note = True
@@ -246,7 +246,7 @@ BODIES: Mapping[str, Factory] = {
     # A body may be a class or a function that chooses one by size.
     "all_reduce": all_reduce, "adasum": adasum, "reduce": Reduce, "broadcast": Broadcast, "all_gather": AllGather,
     "reduce_scatter": ReduceScatter, "all_to_all": AllToAll, "scan": Scan, "exscan": Exscan, "gather": Gather,
-    "scatter": Scatter, "barrier": Nothing, "new_group": Nothing, "uneven": Uneven, "objects": Blocks,
+    "scatter": DirectScatter, "barrier": Nothing, "new_group": Nothing, "uneven": Uneven, "objects": Blocks,
 }  # fmt: skip
 
 

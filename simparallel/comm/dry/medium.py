@@ -27,7 +27,7 @@ from simparallel.comm.dry.folding import FoldedSegment, FoldedViews, between
 from simparallel.comm.group import Factory, Group
 from simparallel.comm.plan import Settings
 from simparallel.comm.shm.medium import SHARED_MEMORY
-from simparallel.comm.uneven import Parts
+from simparallel.comm.uneven import UnevenParts
 from simparallel.comm.validate import native
 from simparallel.comm.work import Steps
 from simparallel.errors import ClusterError
@@ -69,7 +69,7 @@ class DryBody:
 
     def _needs_tables(self, call: DryCall) -> bool:
         """Return whether the body itself has to run: ranks exchange sizes, or messages that are priced one by one."""
-        return self.body.by_messages or isinstance(call.x, Parts)
+        return self.body.by_messages or isinstance(call.x, UnevenParts)
 
     def _result(self, call: DryCall) -> Any:
         x, op, group, position, settings = call.x, call.plan.op, call.group, self.body.position, self.body.settings
@@ -112,8 +112,8 @@ class DryCall(Call):
 
 
 def _has_data(x: Any) -> bool:
-    if isinstance(x, (list, Parts)):
-        return all(map(has_data, x.arrays if isinstance(x, Parts) else x))
+    if isinstance(x, (list, UnevenParts)):
+        return all(map(has_data, x.arrays if isinstance(x, UnevenParts) else x))
     return has_data(x)
 
 

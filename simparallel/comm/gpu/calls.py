@@ -29,7 +29,7 @@ from simparallel.comm.faults.calls import FaultyCall
 from simparallel.comm.gpu.ipc import IpcLink
 from simparallel.comm.gpu.link import ON_GPU, AbstractLink, GpuBody, GpuCall
 from simparallel.comm.gpu.nccl import NcclLink
-from simparallel.comm.gpu.staging import Staging
+from simparallel.comm.gpu.staging import PinnedStaging
 from simparallel.comm.gpu.watchdog import NOTHING, Watchdog
 from simparallel.comm.group import Algorithm, Group
 from simparallel.comm.validate import check_form, check_only_at
@@ -62,7 +62,7 @@ class GpuCalls:
         # By slot of the group; None where arrays are copied through host memory.
         self._links: dict[int, AbstractLink | None] = {}
         self._algorithms: dict[int, Algorithm] = {}
-        self.staging = Staging(communicator.transport.arena, gpu)
+        self.staging = PinnedStaging(communicator.transport.arena, gpu)
         self._watchdog: Watchdog | None = None
         gpu.wait = self.wait
         self.connect(communicator.world)

@@ -21,7 +21,7 @@ from simparallel.gpu.device import Gpu
 LARGEST_BYTES = 256 << 20
 
 
-class Staging:
+class PinnedStaging:
     """The pinned block of a rank.
 
     Args:

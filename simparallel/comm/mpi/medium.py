@@ -174,7 +174,7 @@ def place_in(data: np.ndarray) -> Place:
 # --- bodies that differ from `direct` ------------------------------------------------------------------
 
 
-class LargeAllReduce(Body):
+class TwoStepAllReduce(Body):
     """all_reduce in two messages: each rank reduces a slice, and sends it to all."""
 
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
@@ -204,7 +204,7 @@ class LargeAllReduce(Body):
 
 
 def all_reduce(group: Group, x: np.ndarray, settings: Settings) -> Body:
-    return (direct.SmallAllReduce if x.nbytes <= SLOT_BYTES else LargeAllReduce)(group, x, settings)
+    return (direct.SmallAllReduce if x.nbytes <= SLOT_BYTES else TwoStepAllReduce)(group, x, settings)
 
 
 MPI_MESSAGES = Medium(
