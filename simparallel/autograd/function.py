@@ -130,7 +130,7 @@ def _on_tape(
 ) -> tuple[Tensor, ...]:
     """Return the outputs as results of one node; if there are several, each is a part of a tensor without data."""
     kept = [y for y in outputs if y._data.dtype.kind == "f" and id(y) not in ctx._constant]
-    node = Node(_Call(cls, args, outputs, kept), ctx, inputs)  # type: ignore[arg-type]
+    node = Node(_FunctionCall(cls, args, outputs, kept), ctx, inputs)  # type: ignore[arg-type]
     if len(kept) == 1:
         return tuple(Tensor._result(y._data, node, y._device) if y is kept[0] else y.detach() for y in outputs)
     sizes = [y._data.size for y in kept]
@@ -149,7 +149,7 @@ def _on_tape(
     return tuple(found)
 
 
-class _Call(Reversible):
+class _FunctionCall(Reversible):
     """A call of a Function, on the tape."""
 
     def __init__(

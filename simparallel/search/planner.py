@@ -383,7 +383,7 @@ def read_plan(plan: Any) -> Plan:
     return Plan.load(plan)
 
 
-class _Watch:
+class _SearchWatch:
     """What `watch_searches` follows: the plans found, each once, and the function that shows the progress."""
 
     def __init__(self, progress: Progress) -> None:
@@ -391,13 +391,13 @@ class _Watch:
         self.progress = progress
 
 
-_watches: list[_Watch] = []
+_watches: list[_SearchWatch] = []
 
 
 @contextmanager
 def watch_searches(progress: Progress = None) -> Iterator[list[Plan]]:
     """Collect the plans that `AutoParallel` searches on any rank of this process inside the block, each once."""
-    watch = _Watch(progress)
+    watch = _SearchWatch(progress)
     _watches.append(watch)
     try:
         yield watch.plans
