@@ -26,7 +26,7 @@ from simparallel.parallel.operator.auto import AutoParallel, check_same_calls
 from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
 from simparallel.search.following import data_parallel
-from simparallel.search.graph import Graph, Part, capture, micro_batch_counts
+from simparallel.search.graph import Graph, RecomputeSegment, capture, micro_batch_counts
 from simparallel.search.pareto import pareto
 from simparallel.search.plan import Plan, PlannedOp
 from simparallel.search.problem import Problem, Solution
@@ -259,7 +259,7 @@ def _variants(plain: Space, cluster: ClusterSpec, settings: SearchSettings, spli
             yield plain if is_plain else _space(graph, cluster, settings, optional[:count])
 
 
-def _work_per_byte(graph: Graph, part: Part) -> float:
+def _work_per_byte(graph: Graph, part: RecomputeSegment) -> float:
     nodes = graph.nodes[part.begin : part.end]
     return sum(node.plan.work.size_bytes for node in nodes) / max(sum(node.plan.output.size_bytes for node in nodes), 1)
 
