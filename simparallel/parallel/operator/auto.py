@@ -392,7 +392,7 @@ def _whole(x: Any) -> Any:
     return whole
 
 
-class _Stepped(Reversible):
+class _ConsumedGraph(Reversible):
     """The tape entry of a result whose graph the backward of the step has consumed."""
 
     consumed = (
@@ -401,4 +401,4 @@ class _Stepped(Reversible):
     )
 
 
-_STEPPED = _Stepped()
+_STEPPED = _ConsumedGraph()
