@@ -64,9 +64,7 @@ class FlatSlice(Reversible):
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         # The gradient that other slices have contributed so far; None for the first.
-        whole = ctx.onto
-        if whole is None:
-            whole = get_namespace(dy).zeros(self._size, dtype=dy.dtype)
+        whole = get_namespace(dy).zeros(self._size, dtype=dy.dtype) if ctx.onto is None else ctx.onto
         whole[self._start : self._start + dy.size] += dy.reshape(-1)
         return (whole,)
 

@@ -97,13 +97,9 @@ class InlineTransport(AbstractTransport):
     """The transport of one rank in a world of threads."""
 
     def __init__(
-        self,
-        segment: SharedSegment,
-        rank: int,
-        turns: RoundRobin,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        self, segment: SharedSegment, rank: int, turns: RoundRobin, timeout_s: float = DEFAULT_TIMEOUT_S,
         **settings: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(segment, rank, timeout_s, **settings)
         # This rank's index among the ranks that run (`SharedSegment.ranks`): turns are numbered by it.
         self.turns, self._turn = turns, len(turns.transports)

@@ -283,9 +283,8 @@ class Prices:
     def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:
         if not each:
             return ()
-        return (
-            TimedMessages(tuple((src, dst, self.cluster.message(size, src, dst).time_ps) for src, dst, size in each)),
-        )
+        timed = tuple((src, dst, self.cluster.message(size, src, dst).time_ps) for src, dst, size in each)
+        return (TimedMessages(timed),)
 
     # --- work ----------------------------------------------------------------------------------------
 

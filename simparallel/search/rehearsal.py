@@ -141,10 +141,8 @@ class StepRehearsal:
 
     def _forward(self, numbers: Iterable[int], results: dict[InputSource, Tensor]) -> None:
         for number in numbers:
-            count = len(self._nodes[number].inputs)
-            results[InputSource(NODE, number)] = self._op(
-                number, [self._input(number, i, results) for i in range(count)]
-            )
+            inputs = [self._input(number, i, results) for i in range(len(self._nodes[number].inputs))]
+            results[InputSource(NODE, number)] = self._op(number, inputs)
             self._forget(results, number)
 
     def _forget(self, results: dict[InputSource, Tensor], number: int) -> None:

@@ -19,7 +19,7 @@ from simparallel.base.files import read_limited
 from simparallel.errors import RankTableError
 from simparallel.machine.hccl import flaw_of
 from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, JsonNode, parse
-from simparallel.machine.ranktable.table import MAX_DEVICES, RankTable, Server, ServerDevice, hides, in_order
+from simparallel.machine.ranktable.table import MAX_DEVICES, RankDevice, RankTable, Server, hides, in_order
 
 MAX_WARNINGS = 20
 
@@ -189,7 +189,7 @@ class _TableReader:
             seen[server_id] = line
             # "reserve" is the value of published tables.
             nic = self.text(node, where, "host_nic_ip") if "host_nic_ip" in node.value else "reserve"
-            devices: list[ServerDevice] = []
+            devices: list[RankDevice] = []
             lines: dict[int, int] = {}
             for item, place in self.items(node, where, "device"):
                 self.check_object(item, place, ("device_id", "device_ip", "rank_id"))
@@ -233,7 +233,7 @@ class _TableReader:
                 self.warn(line, "para_plane_nic_num", f"is {nics[0]}, but para_plane_nic_name has {nics[1]}")
         return servers
 
-    def _instances(self, group: JsonNode, where: str) -> Iterator[tuple[str, ServerDevice, JsonNode, str]]:
+    def _instances(self, group: JsonNode, where: str) -> Iterator[tuple[str, RankDevice, JsonNode, str]]:
         for node, place in self.items(group, where, "instance_list"):
             self.check_object(node, place, ("devices", "rank_id", "server_id"))
             devices = list(self.items(node, place, "devices"))
@@ -243,10 +243,10 @@ class _TableReader:
             self.check_object(item, inside, ("device_id", "device_ip"))
             yield (self._server_id(node, place), self._device(item, inside, self._rank(node, place), {}), item, inside)
 
-    def _servers(self, instances: list[tuple[str, ServerDevice, JsonNode, str]]) -> list[Server]:
+    def _servers(self, instances: list[tuple[str, RankDevice, JsonNode, str]]) -> list[Server]:
         """Group instances into servers by address; with a masked address a repeated device number starts a new one."""
         # A server: its address, device number -> line, and its devices.
-        groups: list[tuple[str, dict[int, int], list[ServerDevice]]] = []
+        groups: list[tuple[str, dict[int, int], list[RankDevice]]] = []
         # Address -> index of the newest server with it.
         last: dict[str, int] = {}
         for server_id, device, item, where in instances:
@@ -288,7 +288,7 @@ class _TableReader:
             self.warn(line, f"{where}.server_id", f"{server_id} is masked")
         return server_id
 
-    def _device(self, node: JsonNode, where: str, rank: int, lines: dict[int, int]) -> ServerDevice:
+    def _device(self, node: JsonNode, where: str, rank: int, lines: dict[int, int]) -> RankDevice:
         """Read a device; `lines` maps the device numbers of its server so far to their lines."""
         device_id, device_ip = self.number(node, where, "device_id"), ""
         line = node.value["device_id"].line
@@ -302,7 +302,7 @@ class _TableReader:
         else:
             device_ip = self.text(node, where, "device_ip")
             self._check_address(device_ip, node.value["device_ip"].line, f"{where}.device_ip")
-        return ServerDevice(device_id, device_ip, rank)
+        return RankDevice(device_id, device_ip, rank)
 
     def _check_address(self, address: str, line: int, where: str) -> None:
         if not address or "*" in address:

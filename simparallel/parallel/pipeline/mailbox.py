@@ -44,15 +44,13 @@ def _steps(lists: PipelineOrder, rank: int, rank_of: dict[int, int]) -> Iterator
         for action in cell:
             before = lists.before(action)
             if before is not None and rank_of[before] != rank:
-                yield MessageStep(
-                    False, StageMessage(rank_of[before], rank, (_direction(action), before, action.microbatch))
-                )
+                received = StageMessage(rank_of[before], rank, (_direction(action), before, action.microbatch))
+                yield MessageStep(False, received)
         for action in cell:
             after = lists.after(action)
             if after is not None and rank_of[after] != rank:
-                yield MessageStep(
-                    True, StageMessage(rank, rank_of[after], (_direction(action), action.stage, action.microbatch))
-                )
+                sent = StageMessage(rank, rank_of[after], (_direction(action), action.stage, action.microbatch))
+                yield MessageStep(True, sent)
 
 
 def _direction(action: Action) -> str:
