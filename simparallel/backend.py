@@ -129,7 +129,7 @@ def to_host(array: Array) -> np.ndarray:
     return np.asarray(array)
 
 
-class _Reader(RankLocal):
+class _DeviceCopies(RankLocal):
     """This rank's functions for copies from and to its GPU; by default CuPy's own.
 
     Attributes:
@@ -143,7 +143,7 @@ class _Reader(RankLocal):
     checks: list[tuple[Array, Callable[[], None]]] = per_rank(list)
 
 
-_reader = _Reader()
+_reader = _DeviceCopies()
 # At this many checks the host reads their flags, so that their arrays do not fill the memory.
 _MOST_CHECKS = 64
 

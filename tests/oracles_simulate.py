@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from simparallel.clock.program import Program
+from simparallel.clock.program import RankProgram
 
 COMPUTE, COLLECTIVE, SEND, RECEIVE, WAIT = range(5)
 
@@ -106,15 +106,17 @@ def size_of(line: Line) -> int:
     return line.size
 
 
-def programs_of(script: Script, price: Price = size_of, latency: Price | None = None, steps: int = 1) -> list[Program]:
+def programs_of(
+    script: Script, price: Price = size_of, latency: Price | None = None, steps: int = 1
+) -> list[RankProgram]:
     """Return the programs of a script that runs `steps` times. Groups have the keys 0, 1, …, channels (src, dst)."""
-    programs = [Program(f"rank {rank}") for rank in range(script.num_ranks)]
+    programs = [RankProgram(f"rank {rank}") for rank in range(script.num_ranks)]
     for step in range(steps):
         _add_lines(programs, script, price, latency, step)
     return programs
 
 
-def _add_lines(programs: list[Program], script: Script, price: Price, latency: Price | None, step: int) -> None:
+def _add_lines(programs: list[RankProgram], script: Script, price: Price, latency: Price | None, step: int) -> None:
     handles: list[list[int]] = [[] for _ in programs]
     for line in script.lines:
         kind, rank, where, number, size = line

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,11 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
+from test_floors import MODULES, ROOT
 
 import simparallel as sp
 from simparallel.base import hints
 from simparallel.base.hints import NoAttributeError
 from simparallel.errors import SimParallelError
+from simparallel.parallel import pipeline
+
+sys.path.append(str(ROOT.parent / "docs" / "extensions"))
+from public_names import public_names
 
 
 def shown(module: ModuleType) -> set[str]:
@@ -103,3 +111,45 @@ def test_long_test_name_is_found() -> None:
     name = "test_" + "x" * 46
     source = f"def {name}(): ...\nclass Tests:\n    def {name}y(self): ...\n    def {name[:-1]}(self): ...\n"
     assert long_names(source) == [name, f"{name}y"]
+
+
+def used_again(sources: Mapping[str, str], public: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the class names that several modules define, and these modules. Classes inside of functions count, too.
+
+    Two exemptions:
+    public names, because users write their namespaces, too: sp.ops.Linear, sp.nn.Linear, sp.optim.schedules.Linear;
+    the fronts in `compat`, because they spell another framework's names.
+
+    Args:
+        sources: module -> its text.
+        public: (module, class) of the public names.
+    """
+    found: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        if not module.startswith("compat."):
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, set()).add(module)
+    return {
+        name: sorted(modules)
+        for name, modules in found.items()
+        if len(modules) > 1 and not all((module, name) in public for module in modules)
+    }
+
+
+def test_a_class_name_is_used_once() -> None:
+    things = [name.thing for name in public_names()] + [getattr(pipeline, name) for name in pipeline.__all__]
+    public = {(x.__module__.removeprefix("simparallel."), x.__name__) for x in things if inspect.isclass(x)}
+    assert used_again({name: path.read_text() for name, path in MODULES.items()}, public) == {}
+
+
+def test_class_name_used_again_is_found() -> None:
+    """Red control: a class of a function counts; one that is not public is not exempt."""
+    sources = {
+        "a": "class Move: ...\nclass Linear: ...\nclass Pad: ...",
+        "b": "def f():\n    class Move: ...\nclass Linear: ...",
+        "compat.c": "class Pad: ...",
+    }
+    public = {("a", "Linear"), ("b", "Linear"), ("a", "Move")}
+    assert used_again(sources, public) == {"Move": ["a", "b"]}
+    assert used_again(sources, ()) == {"Move": ["a", "b"], "Linear": ["a", "b"]}

@@ -18,7 +18,7 @@ _WATCHED = {"all_reduce": True, "reduce_scatter": True, "reduce": True, "all_gat
 _MOST_RANKS = 62
 
 
-class Message(NamedTuple):
+class ChunkMessage(NamedTuple):
     """A message of a watched collective.
 
     Attributes:
@@ -49,7 +49,7 @@ class Watched:
     algorithm: str
     op: str
     num_ranks: int
-    messages: tuple[Message, ...]
+    messages: tuple[ChunkMessage, ...]
     states: tuple[np.ndarray, ...]
 
     @property
@@ -79,7 +79,7 @@ class _Watcher(Actor):
 
     def __init__(self, rank: int, size: int, post: Any, x: np.ndarray) -> None:
         super().__init__(rank, size, post)
-        self.messages: list[Message] = []
+        self.messages: list[ChunkMessage] = []
         self.states = [x.copy()]
         self._x = x
 
@@ -91,7 +91,7 @@ class _Watcher(Actor):
     def start_send(self, x: np.ndarray, dst: int) -> Any:
         # Every message is a view of the vector, so its address tells the number of its first chunk.
         start = (x.ctypes.data - self._x.ctypes.data) // x.itemsize
-        self.messages.append(Message(len(self.traffic) - 1, self.rank, dst, start, start + x.size))
+        self.messages.append(ChunkMessage(len(self.traffic) - 1, self.rank, dst, start, start + x.size))
         return super().start_send(x, dst)
 
 

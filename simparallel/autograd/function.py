@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.grad_mode import grad_mode, no_grad
-from simparallel.autograd.tape import Node, Reversible
+from simparallel.autograd.tape import FlatSlice, Node, Reversible
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import AutogradError, InputError, LayoutError, ShapeError
@@ -130,7 +130,7 @@ def _on_tape(
 ) -> tuple[Tensor, ...]:
     """Return the outputs as results of one node; if there are several, each is a part of a tensor without data."""
     kept = [y for y in outputs if y._data.dtype.kind == "f" and id(y) not in ctx._constant]
-    node = Node(_Call(cls, args, outputs, kept), ctx, inputs)  # type: ignore[arg-type]
+    node = Node(_FunctionCall(cls, args, outputs, kept), ctx, inputs)  # type: ignore[arg-type]
     if len(kept) == 1:
         return tuple(Tensor._result(y._data, node, y._device) if y is kept[0] else y.detach() for y in outputs)
     sizes = [y._data.size for y in kept]
@@ -144,12 +144,12 @@ def _on_tape(
             found.append(y.detach())
             continue
         part_ctx = FunctionContext((True,), (True,), ctx._device)
-        part = _Part(node.op, sum(sizes[:place]), sum(sizes))
+        part = FlatSlice(repr(node.op), sum(sizes[:place]), sum(sizes))
         found.append(Tensor._result(y._data, Node(part, part_ctx, (whole,)), y._device))  # type: ignore[arg-type]
     return tuple(found)
 
 
-class _Call(Reversible):
+class _FunctionCall(Reversible):
     """A call of a Function, on the tape."""
 
     def __init__(
@@ -204,23 +204,3 @@ class _Call(Reversible):
             )
         # A view, which the tape never writes to: the function may keep the array.
         return array.astype(dtype, copy=False)[...]
-
-
-class _Part(Reversible):
-    """One of several outputs, as a part of all of them in one vector."""
-
-    adds_onto = True
-
-    def __init__(self, call: Any, start: int, size: int) -> None:
-        self._call, self._start, self._size = call, start, size
-        self.name = call.name
-
-    def __repr__(self) -> str:
-        return repr(self._call)
-
-    def run_backward(self, ctx: FunctionContext, dy: Array) -> Sequence[Array | None]:
-        whole = ctx.onto
-        if whole is None:
-            whole = get_namespace(dy).zeros(self._size, dy.dtype)
-        whole[self._start : self._start + dy.size] += dy.reshape(-1)
-        return (whole,)

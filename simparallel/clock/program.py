@@ -28,7 +28,7 @@ COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
 LAUNCHER, INTERPRETER = "launcher", -1
 
 
-class Call(NamedTuple):
+class Communication(NamedTuple):
     """The part of an action that concerns other ranks.
 
     Attributes:
@@ -46,7 +46,7 @@ class Call(NamedTuple):
     latency_ps: int = 0
 
 
-class Action(NamedTuple):
+class ProgramAction(NamedTuple):
     """One action of a program.
 
     Attributes:
@@ -62,11 +62,11 @@ class Action(NamedTuple):
     duration_ps: int
     after: tuple[int, ...] = ()
     key: Hashable = None
-    call: Call | None = None
+    call: Communication | None = None
     device: int = 0
 
 
-class Program:
+class RankProgram:
     """The actions of one rank, or of a class of ranks, and methods that append to them as the recorder notes events.
 
     Every method that appends an action returns its number.
@@ -80,7 +80,7 @@ class Program:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.actions: list[Action] = []
+        self.actions: list[ProgramAction] = []
         # (stream, device) -> its last action.
         self._last: dict[tuple[Hashable, int], int] = {}
         # device -> its launcher's stream, and launch time [ps]; empty while there is one device.
@@ -92,12 +92,12 @@ class Program:
         duration_ps: int,
         after: tuple[int, ...] = (),
         key: Hashable = None,
-        call: Call | None = None,
+        call: Communication | None = None,
         device: int = 0,
     ) -> int:
-        """Append an action; the arguments are the attributes of `Action`."""
+        """Append an action; the arguments are the attributes of `ProgramAction`."""
         number = len(self.actions)
-        self.actions.append(Action(stream, duration_ps, after, key, call, device))
+        self.actions.append(ProgramAction(stream, duration_ps, after, key, call, device))
         self._last[stream, device] = number
         return number
 
@@ -123,7 +123,7 @@ class Program:
         key: Hashable = None,
     ) -> int:
         """Issue a collective of a group, as with `async_op=True`."""
-        call = Call(COLLECTIVE, group, seq, size_bytes, latency_ps)
+        call = Communication(COLLECTIVE, group, seq, size_bytes, latency_ps)
         return self.add(("comm", group), duration_ps, (self.last(),), key, call)
 
     def send(
@@ -137,16 +137,16 @@ class Program:
         key: Hashable = None,
     ) -> int:
         """Issue a message through a channel."""
-        call = Call(SEND, channel, seq, size_bytes, latency_ps)
+        call = Communication(SEND, channel, seq, size_bytes, latency_ps)
         return self.add(("send", channel), duration_ps, (self.last(),), key, call)
 
     def receive(self, channel: Hashable, seq: Hashable, key: Hashable = None) -> int:
         """Issue the receive of a message; its duration is the sender's."""
-        return self.add(("recv", channel), 0, (self.last(),), key, Call(RECEIVE, channel, seq))
+        return self.add(("recv", channel), 0, (self.last(),), key, Communication(RECEIVE, channel, seq))
 
     def reply(self, received: int, channel: Hashable, seq: Hashable) -> int:
         """Send word, in no time, that a receive has ended: the sender of an `ssend` receives it."""
-        return self.add(None, 0, (received,), None, Call(SEND, channel, seq))
+        return self.add(None, 0, (received,), None, Communication(SEND, channel, seq))
 
     def wait(self, *actions: int, device: int = 0) -> int:
         """Let a device wait for earlier actions."""
@@ -208,4 +208,4 @@ class Program:
         return len(self.actions)
 
     def __repr__(self) -> str:
-        return f"Program({self.name!r}, {len(self.actions)} actions)"
+        return f"RankProgram({self.name!r}, {len(self.actions)} actions)"

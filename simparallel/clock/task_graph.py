@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simparallel.clock.program import COLLECTIVE, RECEIVE, SEND, Action, Program
+from simparallel.clock.program import COLLECTIVE, RECEIVE, SEND, ProgramAction, RankProgram
 from simparallel.errors import CollectiveMismatchError, DeadlockError, InputError
 
 # Number of a program, and of an action in it.
@@ -47,7 +47,7 @@ class TaskGraph:
             int64, shape (receives, 4).
     """
 
-    programs: Sequence[Program]
+    programs: Sequence[RankProgram]
     tasks: list[np.ndarray]
     before: list[tuple[int, ...]]
     durations: np.ndarray
@@ -62,7 +62,7 @@ class TaskGraph:
     def __repr__(self) -> str:
         return f"TaskGraph({len(self.programs)} programs, {len(self)} tasks)"
 
-    def action(self, task: int) -> Action:
+    def action(self, task: int) -> ProgramAction:
         """Return the first action of a task."""
         program, place = self.first[task]
         return self.programs[program].actions[place]
@@ -122,7 +122,7 @@ class Times:
         return cls(starts, ends, everything[graph.last])
 
 
-def task_graph(programs: Sequence[Program], groups: Mapping[Hashable, Sequence[int]]) -> TaskGraph:
+def task_graph(programs: Sequence[RankProgram], groups: Mapping[Hashable, Sequence[int]]) -> TaskGraph:
     """Connect programs by their collectives and messages.
 
     Args:
@@ -262,7 +262,7 @@ def _order(num_tasks: int, source: np.ndarray, target: np.ndarray) -> list[int]:
 
 
 def _check(
-    programs: Sequence[Program],
+    programs: Sequence[RankProgram],
     groups: Mapping[Hashable, Sequence[int]],
     calls: Mapping[tuple[str, Hashable, Hashable], list[int]],
     parts: Sequence[Part],
@@ -305,7 +305,7 @@ def _check(
 
 
 def _deadlock(
-    programs: Sequence[Program], first: Sequence[Part], source: np.ndarray, target: np.ndarray, order: list[int]
+    programs: Sequence[RankProgram], first: Sequence[Part], source: np.ndarray, target: np.ndarray, order: list[int]
 ) -> DeadlockError:
     """Build the error for tasks that wait for each other; `order` has those that do not."""
     done = set(order)
@@ -326,11 +326,11 @@ def _deadlock(
     )
 
 
-def _name(programs: Sequence[Program], number: int) -> str:
+def _name(programs: Sequence[RankProgram], number: int) -> str:
     return programs[number].name or f"program {number}"
 
 
-def _text(programs: Sequence[Program], number: int, place: int) -> str:
+def _text(programs: Sequence[RankProgram], number: int, place: int) -> str:
     """Describe an action: its program, its number, and its work."""
     action = programs[number].actions[place]
     call, what = action.call, "" if action.key is None else str(action.key)

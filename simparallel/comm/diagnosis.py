@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import simparallel.comm.call_header as h
-from simparallel.comm.memory.segment import RING, Segment
+from simparallel.comm.memory.segment import RING, SharedSegment
 from simparallel.errors import CommError, DeadlockError
 
 
@@ -16,7 +16,7 @@ def group_name(slot: int) -> str:
     return "world" if slot == 0 else f"group {slot}"
 
 
-def last_call(segment: Segment, rank: int, slot: int) -> tuple[int, str]:
+def last_call(segment: SharedSegment, rank: int, slot: int) -> tuple[int, str]:
     """Return (number, text with call site) of the last collective of a group that `rank` began; (0, "") for none."""
     # Of the two parities, the one with the higher number is the last call.
     words = max((segment.call_of(slot, parity, rank) for parity in (0, 1)), key=lambda words: words[h.SEQ])
@@ -27,7 +27,7 @@ def last_call(segment: Segment, rank: int, slot: int) -> tuple[int, str]:
     return seq, f"#{seq} {h.describe(words)}{place}"
 
 
-def last_calls(segment: Segment, rank: int) -> str:
+def last_calls(segment: SharedSegment, rank: int) -> str:
     """Describe the last collective of `rank` in each of its groups."""
     found = [
         f"{group_name(slot)} {text}"
@@ -41,7 +41,7 @@ def last_calls(segment: Segment, rank: int) -> str:
     return "its last collectives: " + "; ".join(found[:3]) + more
 
 
-def counts(segment: Segment, slot: int, waiting: int, gone: int) -> str:
+def counts(segment: SharedSegment, slot: int, waiting: int, gone: int) -> str:
     """Compare the progress of two ranks in a group: `waiting` waits because `gone` has made fewer calls."""
     mine, _ = last_call(segment, waiting, slot)
     theirs, last = last_call(segment, gone, slot)
@@ -64,7 +64,7 @@ def stuck_ranks(waiting: Iterable[int], is_stuck: Callable[[int, set[int]], bool
     return stuck
 
 
-def deadlock_error(segment: Segment, ranks: Sequence[int]) -> DeadlockError:
+def deadlock_error(segment: SharedSegment, ranks: Sequence[int]) -> DeadlockError:
     """Build the error for ranks that wait for each other; the same on each of them."""
     waiting = {rank: segment.read_wait(rank) for rank in ranks}
     return error_of(waiting, segment.world_size)
@@ -85,7 +85,7 @@ def error_of(waiting: dict[int, str], world_size: int) -> DeadlockError:
     )
 
 
-def unreceived(segment: Segment, kept: dict[int, list[tuple[int, str]]]) -> dict[int, CommError]:
+def unreceived(segment: SharedSegment, kept: dict[int, list[tuple[int, str]]]) -> dict[int, CommError]:
     """Return receiver -> error for messages that were sent to it and never received. Only when all ranks have ended.
 
     Args:
@@ -114,7 +114,7 @@ def unreceived(segment: Segment, kept: dict[int, list[tuple[int, str]]]) -> dict
     return errors
 
 
-def letter_text(segment: Segment, src: int, letter: Sequence[int]) -> str:
+def letter_text(segment: SharedSegment, src: int, letter: Sequence[int]) -> str:
     """Describe a message: array, tag, call site."""
     site = letter[h.SITE]
     place = f" at {segment.read_site(src, site)}" if site else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simparallel.comm.diagnosis import error_of, last_calls
-from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, SharedSegment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
 
@@ -24,7 +24,7 @@ def _nothing(rank: int) -> None:
     """Do nothing: the ranks share no state that has to be saved and restored at a switch."""
 
 
-class Turns:
+class RoundRobin:
     """The turn of the ranks, and the conditions that the others wait for.
 
     Args:
@@ -97,10 +97,11 @@ class InlineTransport(AbstractTransport):
     """The transport of one rank in a world of threads."""
 
     def __init__(
-        self, segment: Segment, rank: int, turns: Turns, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any
-    ) -> None:
+        self, segment: SharedSegment, rank: int, turns: RoundRobin, timeout_s: float = DEFAULT_TIMEOUT_S,
+        **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__(segment, rank, timeout_s, **settings)
-        # This rank's index among the ranks that run (`Segment.ranks`): turns are numbered by it.
+        # This rank's index among the ranks that run (`SharedSegment.ranks`): turns are numbered by it.
         self.turns, self._turn = turns, len(turns.transports)
         turns.transports.append(self)
         self.start()

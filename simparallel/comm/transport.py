@@ -22,7 +22,7 @@ from simparallel.comm.call_header import COMPARED, OP
 from simparallel.comm.diagnosis import counts, deadlock_error, last_calls
 from simparallel.comm.fault_spec import Faults
 from simparallel.comm.memory.arena import Arena
-from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, RECORD_BYTES, RUNNING, SITES, Segment
+from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, RECORD_BYTES, RUNNING, SITES, SharedSegment
 from simparallel.errors import CommError, DeadlineError, DeadlockError, RankFailedError
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -71,7 +71,7 @@ class AbstractTransport:
 
     def __init__(
         self,
-        segment: Segment,
+        segment: SharedSegment,
         rank: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         arena: Arena | None = None,

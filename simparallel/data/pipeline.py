@@ -22,7 +22,7 @@ from simparallel.data.delivery import delivered
 from simparallel.errors import InputError
 
 
-class Plan(NamedTuple):
+class RowPlan(NamedTuple):
     """The rows of a part of an epoch: row i holds the samples `starts[i] … stops[i]-1` of these arrays."""
 
     # The number of each sample in the dataset, int64.
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     starts: np.ndarray
     stops: np.ndarray
 
-    def rows(self, chosen: Any) -> Plan:
+    def rows(self, chosen: Any) -> RowPlan:
         return self._replace(starts=self.starts[chosen], stops=self.stops[chosen])
 
 
@@ -64,7 +64,7 @@ def buffered_order(seed: int, stream: str, count: int, buffer_size: int) -> np.n
     return np.concatenate([before[:draws], rest])
 
 
-def joined(plans: Iterator[Plan]) -> Plan:
+def joined(plans: Iterator[RowPlan]) -> RowPlan:
     """Concatenate several plans."""
     stretches = list(plans)
     if len(stretches) == 1:
@@ -75,7 +75,7 @@ def joined(plans: Iterator[Plan]) -> Plan:
         plan._replace(starts=plan.starts + offset, stops=plan.stops + offset)
         for plan, offset in zip(stretches, offsets, strict=True)
     ]
-    return Plan(*(np.concatenate(arrays) for arrays in zip(*shifted, strict=True)))
+    return RowPlan(*(np.concatenate(arrays) for arrays in zip(*shifted, strict=True)))
 
 
 # Rows fetched together in a pipeline without batches: maps then work on arrays, not on single rows.
@@ -106,7 +106,7 @@ class Pipeline:
 
     # --- interface of a stage ------------------------------------------------------------------------
 
-    def plans(self, epoch: int) -> Iterator[Plan]:
+    def plans(self, epoch: int) -> Iterator[RowPlan]:
         """Yield the rows of an epoch, as one or more plans."""
         assert self.child is not None
         return self.child.plans(epoch)
@@ -249,7 +249,7 @@ class Pipeline:
             # Whole plans are skipped without fetching a row.
             start = max(0, start - count)
 
-    def _rows_of(self, plan: Plan) -> Iterator[Columns]:
+    def _rows_of(self, plan: RowPlan) -> Iterator[Columns]:
         if self.is_batched:
             for first, last in zip(plan.starts.tolist(), plan.stops.tolist(), strict=True):
                 index, epochs = plan.sample[first:last], plan.epoch[first:last]
@@ -355,7 +355,7 @@ class Shuffled(Pipeline):
     def num_shuffles(self) -> int:
         return super().num_shuffles + 1
 
-    def plans(self, epoch: int) -> Iterator[Plan]:
+    def plans(self, epoch: int) -> Iterator[RowPlan]:
         plan = joined(super().plans(epoch))
         # Each shuffle of a pipeline draws from its own stream, and a new one in each epoch.
         stream = f"shuffle/{self.num_shuffles}/{epoch}"
@@ -379,13 +379,13 @@ class Batched(Pipeline):
                 f"{drop_remainder} do not make a batch; use more data, a smaller batch or drop_remainder=False."
             )
 
-    def plans(self, epoch: int) -> Iterator[Plan]:
+    def plans(self, epoch: int) -> Iterator[RowPlan]:
         rows = joined(super().plans(epoch))
         order, size = rows.starts, self.batch_size
         # Rows hold one sample each here, so `starts` is their order; -(-a // b) rounds up.
         count = len(order) // size if self.drop_remainder else -(-len(order) // size)
         starts = np.arange(count) * size
-        yield Plan(rows.sample[order], rows.epoch[order], starts, np.minimum(starts + size, len(order)))
+        yield RowPlan(rows.sample[order], rows.epoch[order], starts, np.minimum(starts + size, len(order)))
 
     def get_dataset_size(self) -> int:
         assert self.child is not None
@@ -403,7 +403,7 @@ class Repeated(Pipeline):
         super().__init__(child)
         self.count = check_integer("repeat", "count", count, 1)
 
-    def plans(self, epoch: int) -> Iterator[Plan]:
+    def plans(self, epoch: int) -> Iterator[RowPlan]:
         # Every pass of every epoch has its own number, so no two passes have the same order.
         for part in range(epoch * self.count, (epoch + 1) * self.count):
             yield from super().plans(part)

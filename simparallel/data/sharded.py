@@ -21,7 +21,7 @@ from simparallel.data.columns import Columns, columns_of, fields_of
 from simparallel.data.dataset import Dataset, ImageArrays, TensorDataset
 from simparallel.data.folder import ImageFolder
 from simparallel.data.mnist import MNIST, FashionMNIST
-from simparallel.data.pipeline import Pipeline, Plan, different_names
+from simparallel.data.pipeline import Pipeline, RowPlan, different_names
 from simparallel.data.sampler import DistributedSampler, Sampler, check_integer
 from simparallel.errors import DataError, InputError, ShapeError
 
@@ -91,7 +91,7 @@ class SourceDataset(Pipeline):
     def seed(self, seed: int) -> None:
         self._seed = seed
 
-    def plans(self, epoch: int) -> Iterator[Plan]:
+    def plans(self, epoch: int) -> Iterator[RowPlan]:
         if hasattr(self.sampler, "set_epoch"):
             # Every loop sets its epoch, so the sampler never warns of a repeated one.
             self.sampler.set_epoch(epoch)
@@ -105,7 +105,7 @@ class SourceDataset(Pipeline):
         # After the shards were cut, so that each gets this many.
         order = order[: self.num_samples]
         rows = np.arange(len(order))
-        yield Plan(order, np.full(len(order), epoch), rows, rows + 1)
+        yield RowPlan(order, np.full(len(order), epoch), rows, rows + 1)
 
     def fetch(self, index: np.ndarray, epoch: np.ndarray) -> Columns:
         values = self._values(index, epoch)

@@ -33,7 +33,7 @@ class Variable:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, source: Source, name: str, dtype: np.dtype) -> None:
+    def __init__(self, source: KernelSource, name: str, dtype: np.dtype) -> None:
         self.source, self.name, self.dtype = source, name, dtype
 
     def astype(self, dtype: Any, copy: bool = True) -> Variable:
@@ -48,7 +48,7 @@ class Variable:
         self.source.assign(self, value.astype(self.dtype, copy=False).name)
 
 
-class Source:
+class KernelSource:
     """The statements of a kernel for one element, written while a function runs on variables. It is also its `xp`."""
 
     def __init__(self) -> None:

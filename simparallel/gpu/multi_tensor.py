@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array, get_namespace, gpu_of, is_on_gpu, to_device_like
-from simparallel.gpu.kernel_source import TYPES, Number, Source, compiled, itself
+from simparallel.gpu.kernel_source import TYPES, KernelSource, Number, compiled, itself
 
 _THREADS = 512
 # Elements of a block: few enough to occupy all multiprocessors with some 100,000 elements.
@@ -115,7 +115,7 @@ def sums(compute: Callable[..., Array], arrays: Sequence[Array]) -> Array:
         return xp.concatenate(results)[to_device_like(order, results[0])]
 
 
-class Kernel:
+class MultiTensorKernel:
     """A function as a kernel for many tensors.
 
     Args:
@@ -135,7 +135,7 @@ class Kernel:
         self, xp: Any, compute: Callable[..., Any], dtypes: Sequence[Any], kinds: Sequence[Any], is_sum: bool = False,
         **settings: Any,
     ) -> None:  # fmt: skip
-        self._xp, source = xp, Source()
+        self._xp, source = xp, KernelSource()
         arguments: list[Any] = []
         names: dict[str, int] = {}  # of the first variable of each array -> its place among the arguments
         parameters: list[str] = []
@@ -220,7 +220,7 @@ class Kernel:
         self._start((int(ends[-1]),), (_THREADS,), (table, np.int32(num), *others))
 
 
-_kernel = cache(Kernel)
+_kernel = cache(MultiTensorKernel)
 
 
 def _num_blocks(size: int) -> int:

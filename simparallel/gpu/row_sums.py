@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from simparallel.backend import Array, get_namespace
-from simparallel.gpu.kernel_source import TYPES, Source, Variable, compiled, itself
+from simparallel.gpu.kernel_source import TYPES, KernelSource, Variable, compiled, itself
 
 _THREADS = 256
 # Rows that a thread sums: few enough to occupy all multiprocessors with some 100,000 elements.
@@ -71,7 +71,7 @@ def row_sums(
             inputs, num_rows, kernel = [totals], num_lanes, _kernel(xp, itself, dtype, 1, 0)
 
 
-class Kernel:
+class RowSumKernel:
     """The kernel of one round.
 
     Attributes:
@@ -81,7 +81,7 @@ class Kernel:
     """
 
     def __init__(self, xp: Any, compute: Callable[..., Any], dtype: Any, num_arrays: int, num_columns: int) -> None:
-        source, name, kind = Source(), compute.__name__.strip("_"), TYPES[dtype.name]
+        source, name, kind = KernelSource(), compute.__name__.strip("_"), TYPES[dtype.name]
         places = [*["i"] * num_arrays, *["column"] * num_columns]
         variables = [source.variable(f"a{k}[{place}]", dtype) for k, place in enumerate(places)]
         found = compute(source, *variables)
@@ -98,4 +98,4 @@ class Kernel:
         self.source, self.start = compiled(xp, name, code)
 
 
-_kernel = cache(Kernel)
+_kernel = cache(RowSumKernel)

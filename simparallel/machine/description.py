@@ -21,7 +21,7 @@ from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_count, format_number_of, format_seconds
 from simparallel.errors import ClusterError
 from simparallel.machine.links import Groups
-from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, Node, parse
+from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, JsonNode, parse
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ def load(kind: type[T], path: str | os.PathLike[str]) -> T:
             and `key` of the entry, None where there is none.
     """
     name = os.fspath(path)
-    reader = _Reader(name)
+    reader = _DescriptionReader(name)
     try:
         # Comments and trailing commas do not change the meaning.
         node = parse(read_limited(name, MAX_BYTES), lambda _line, _text: None)
@@ -97,36 +97,36 @@ def from_plain(kind: type[T], data: Any, name: str) -> T:
     Raises:
         ClusterError: as `load`, without a line.
     """
-    found: T = _Reader(name).read(_nodes(data), kind, "")
+    found: T = _DescriptionReader(name).read(_nodes(data), kind, "")
     return found
 
 
-def _nodes(data: Any) -> Node:
+def _nodes(data: Any) -> JsonNode:
     if isinstance(data, dict):
-        return Node({key: _nodes(value) for key, value in data.items()}, 0)
-    return Node([_nodes(item) for item in data] if isinstance(data, (list, tuple)) else data, 0)
+        return JsonNode({key: _nodes(value) for key, value in data.items()}, 0)
+    return JsonNode([_nodes(item) for item in data] if isinstance(data, (list, tuple)) else data, 0)
 
 
-def _values(node: Node) -> Any:
+def _values(node: JsonNode) -> Any:
     if isinstance(node.value, dict):
         return {key: _values(item) for key, item in node.value.items()}
     return [_values(item) for item in node.value] if isinstance(node.value, list) else node.value
 
 
-class _Reader:
+class _DescriptionReader:
     """A reader of values by their type hints."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def fail(self, node: Node, where: str, text: str, key: str = "") -> NoReturn:
+    def fail(self, node: JsonNode, where: str, text: str, key: str = "") -> NoReturn:
         place = f"{self.path}:{node.line}" if node.line else self.path
         told = f"{place}: {where}: {text}" if where else f"{place}: {text}"
         told += "" if told[-1] in ".?" else "."
         key = key and where and f"{where}.{key}" or key or where
         raise ClusterError(told, path=self.path, line=node.line or None, key=key or None)
 
-    def read(self, node: Node, hint: Any, where: str) -> Any:
+    def read(self, node: JsonNode, hint: Any, where: str) -> Any:
         origin, args, value = get_origin(hint), get_args(hint), node.value
         if hint == Groups and type(value) is int:
             return value
@@ -163,7 +163,7 @@ class _Reader:
             self.fail(node, where, f"must be {_NAMES[hint]}, not {_shown(value)}")
         return value
 
-    def _key(self, node: Node, text: str, hint: Any, where: str) -> Any:
+    def _key(self, node: JsonNode, text: str, hint: Any, where: str) -> Any:
         if hint is str:
             return text
         parts = text.split("-")
@@ -175,7 +175,7 @@ class _Reader:
         numbers = tuple(map(int, parts))
         return numbers if len(numbers) == 2 else numbers[0]
 
-    def _object(self, node: Node, kind: Any, where: str) -> Any:
+    def _object(self, node: JsonNode, kind: Any, where: str) -> Any:
         if not isinstance(node.value, dict):
             self.fail(node, where, f"must be an object, not {_shown(node.value)}")
         # A dataclass, or a NamedTuple.

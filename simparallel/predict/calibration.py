@@ -279,11 +279,11 @@ def summed_up(found: Iterable[Mapping[Key, float]]) -> tuple[dict[int, list[floa
     return slowdowns, collectives, messages
 
 
-def _operations(cluster: Cluster, program: measuring.Program, seconds: float) -> list[Sample]:
+def _operations(cluster: Cluster, program: measuring.Workload, seconds: float) -> list[Sample]:
     return cluster.run(measuring.steps_of, program, seconds)[0]
 
 
-def _shared(program: measuring.Program, seconds: float) -> list[float]:
+def _shared(program: measuring.Workload, seconds: float) -> list[float]:
     return [measuring.shared_step_s(program, seconds)]
 
 

@@ -31,11 +31,11 @@ from simparallel.gpu.device import Gpu
 from simparallel.machine.device import COPY, READ
 from simparallel.predict.measuring import (
     NS_PER_S,
-    Program,
     Sample,
     Step,
     Stopwatch,
     Text,
+    Workload,
     dense,
     filters,
     residual,
@@ -183,7 +183,7 @@ def _nothing() -> None:
     pass
 
 
-def measured(program: Program, gpu: Gpu, watch: GpuStopwatch | None = None) -> Measurement:
+def measured(program: Workload, gpu: Gpu, watch: GpuStopwatch | None = None) -> Measurement:
     """Measure the training step of a program on a GPU, which is the one of this thread."""
     watch = watch or GpuStopwatch(gpu)
     with use_recorder(watch):
@@ -329,28 +329,28 @@ _ADAM, _ADAMW = partial(optim.Adam, lr=1e-6), partial(optim.AdamW, lr=1e-6)
 _SGD, _MOMENTUM = partial(optim.SGD, lr=1e-6), partial(optim.SGD, lr=1e-6, momentum=0.9)
 
 
-def _gpt(vocabulary: int, length: int, width: int, heads: int, layers: int, batch_size: int) -> Program:
+def _gpt(vocabulary: int, length: int, width: int, heads: int, layers: int, batch_size: int) -> Workload:
     make = partial(models.gpt, vocabulary, length, num_layers=layers, num_heads=heads, width=width)
-    return Program(make, (batch_size, length), vocabulary, _SGD)
+    return Workload(make, (batch_size, length), vocabulary, _SGD)
 
 
 # From steps that wait for the interpreter to steps of 0.1 s on an H100, in at most 16 GB.
 PROGRAMS = (
-    Program(partial(dense, (784, 256, 10)), (64, 784), optimizer=_SGD),
-    Program(partial(dense, (512, 512, 512, 100)), (128, 512), optimizer=_ADAM),
-    Program(partial(dense, (1024, 2048, 1024, 10)), (512, 1024), optimizer=_MOMENTUM),
-    Program(partial(dense, (2048, 4096, 2048, 1000)), (2048, 2048), optimizer=_ADAMW),
-    Program(partial(dense, (4096, 8192, 4096, 100)), (8192, 4096), optimizer=_SGD),
-    Program(models.lenet5, (32, 1, 28, 28), optimizer=_SGD),
-    Program(models.lenet5, (512, 1, 28, 28), optimizer=_SGD),
-    Program(partial(filters, (3, 32, 64), 5, 256, 32), (128, 3, 32, 32), optimizer=_MOMENTUM),
-    Program(partial(filters, (1, 64, 128), 3, 512, 32), (1024, 1, 32, 32), optimizer=_ADAM),
-    Program(partial(residual, (3, 64, 128, 256, 512)), (16, 3, 64, 64), optimizer=_MOMENTUM),
-    Program(partial(residual, (3, 64, 128, 256)), (128, 3, 64, 64), optimizer=_SGD),
-    Program(partial(models.resnet18, 100), (32, 3, 160, 160), optimizer=_MOMENTUM),
-    *(Program(partial(models.resnet50, 100), (n, 3, side, side), optimizer=_SGD) for n, side in ((8, 128), (32, 224))),
-    Program(partial(Text, 512, 128, 4, 512, 2), (8, 64), 512, _ADAM),
-    Program(partial(Text, 1000, 768, 12, 3072, 2), (8, 256), 1000, _ADAMW),
+    Workload(partial(dense, (784, 256, 10)), (64, 784), optimizer=_SGD),
+    Workload(partial(dense, (512, 512, 512, 100)), (128, 512), optimizer=_ADAM),
+    Workload(partial(dense, (1024, 2048, 1024, 10)), (512, 1024), optimizer=_MOMENTUM),
+    Workload(partial(dense, (2048, 4096, 2048, 1000)), (2048, 2048), optimizer=_ADAMW),
+    Workload(partial(dense, (4096, 8192, 4096, 100)), (8192, 4096), optimizer=_SGD),
+    Workload(models.lenet5, (32, 1, 28, 28), optimizer=_SGD),
+    Workload(models.lenet5, (512, 1, 28, 28), optimizer=_SGD),
+    Workload(partial(filters, (3, 32, 64), 5, 256, 32), (128, 3, 32, 32), optimizer=_MOMENTUM),
+    Workload(partial(filters, (1, 64, 128), 3, 512, 32), (1024, 1, 32, 32), optimizer=_ADAM),
+    Workload(partial(residual, (3, 64, 128, 256, 512)), (16, 3, 64, 64), optimizer=_MOMENTUM),
+    Workload(partial(residual, (3, 64, 128, 256)), (128, 3, 64, 64), optimizer=_SGD),
+    Workload(partial(models.resnet18, 100), (32, 3, 160, 160), optimizer=_MOMENTUM),
+    *(Workload(partial(models.resnet50, 100), (n, 3, side, side), optimizer=_SGD) for n, side in ((8, 128), (32, 224))),
+    Workload(partial(Text, 512, 128, 4, 512, 2), (8, 64), 512, _ADAM),
+    Workload(partial(Text, 1000, 768, 12, 3072, 2), (8, 256), 1000, _ADAMW),
     _gpt(256, 64, 128, 4, 4, 16),
     _gpt(256, 256, 512, 8, 3, 16),
     _gpt(512, 512, 768, 12, 3, 8),

@@ -35,7 +35,7 @@ class Sample(NamedTuple):
     time_s: float
 
 
-class Span(NamedTuple):
+class OperationSpan(NamedTuple):
     """An operation that ran from one wall time to another, in a step of an optimizer."""
 
     step: int
@@ -49,7 +49,7 @@ class Stopwatch(Recorder):
 
     def __init__(self) -> None:
         super().__init__(0, describe(1), record="off")
-        self.spans: list[Span] = []
+        self.spans: list[OperationSpan] = []
         self._work: dict[int, tuple[str, int, int, int]] = {}
 
     def price(
@@ -63,7 +63,7 @@ class Stopwatch(Recorder):
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
     ) -> None:
-        self.spans.append(Span(self.step, wall_start_ns, wall_end_ns, self._work[id(price)]))
+        self.spans.append(OperationSpan(self.step, wall_start_ns, wall_end_ns, self._work[id(price)]))
 
 
 # --- training programs ---------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def residual(channels: Sequence[int]) -> nn.Module:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], 10))
 
 
-class Program(NamedTuple):
+class Workload(NamedTuple):
     """A network to train, and the shape of its input, which has integers below `below` unless that is 0."""
 
     make: Callable[[], nn.Module]
@@ -157,37 +157,37 @@ class Program(NamedTuple):
 _ADAM, _ADAMW = partial(optim.Adam, lr=1e-5), partial(optim.AdamW, lr=1e-5)
 _MOMENTUM = partial(optim.SGD, lr=1e-5, momentum=0.9)
 PROGRAMS = (
-    Program(partial(dense, (96, 48, 24, 10)), (8, 96)),
-    Program(partial(dense, (256, 192, 320, 24)), (24, 256), optimizer=_ADAM),
-    Program(partial(dense, (640, 384, 768, 100)), (48, 640)),
-    Program(partial(dense, (1000, 700, 300, 12)), (200, 1000), optimizer=_MOMENTUM),
-    Program(partial(dense, (1536, 1024, 10)), (400, 1536)),
-    Program(partial(dense, (512, 256, 512, 64)), (64, 512), optimizer=_ADAMW),
-    Program(partial(dense, (1024, 512, 512, 16)), (128, 1024)),
-    Program(partial(dense, (768, 512, 10)), (16, 768)),
-    Program(partial(filters, (1, 4, 8), 5, 60, 24), (16, 1, 24, 24)),
-    Program(partial(filters, (3, 8, 24), 5, 100, 32), (48, 3, 32, 32), optimizer=_MOMENTUM),
-    Program(partial(filters, (1, 12, 32), 3, 200, 28), (96, 1, 28, 28)),
-    Program(partial(residual, (3, 24, 48)), (4, 3, 24, 24)),
-    Program(partial(residual, (3, 48, 96, 192)), (8, 3, 32, 32)),
-    Program(partial(residual, (3, 80, 160, 320, 400)), (12, 3, 32, 32), optimizer=_MOMENTUM),
+    Workload(partial(dense, (96, 48, 24, 10)), (8, 96)),
+    Workload(partial(dense, (256, 192, 320, 24)), (24, 256), optimizer=_ADAM),
+    Workload(partial(dense, (640, 384, 768, 100)), (48, 640)),
+    Workload(partial(dense, (1000, 700, 300, 12)), (200, 1000), optimizer=_MOMENTUM),
+    Workload(partial(dense, (1536, 1024, 10)), (400, 1536)),
+    Workload(partial(dense, (512, 256, 512, 64)), (64, 512), optimizer=_ADAMW),
+    Workload(partial(dense, (1024, 512, 512, 16)), (128, 1024)),
+    Workload(partial(dense, (768, 512, 10)), (16, 768)),
+    Workload(partial(filters, (1, 4, 8), 5, 60, 24), (16, 1, 24, 24)),
+    Workload(partial(filters, (3, 8, 24), 5, 100, 32), (48, 3, 32, 32), optimizer=_MOMENTUM),
+    Workload(partial(filters, (1, 12, 32), 3, 200, 28), (96, 1, 28, 28)),
+    Workload(partial(residual, (3, 24, 48)), (4, 3, 24, 24)),
+    Workload(partial(residual, (3, 48, 96, 192)), (8, 3, 32, 32)),
+    Workload(partial(residual, (3, 80, 160, 320, 400)), (12, 3, 32, 32), optimizer=_MOMENTUM),
     # Powers of two, as in most networks: 3 x 3 kernels have two algorithms, and these channels fit both.
-    *(Program(partial(residual, (3, 64, 128, 256, 512)), (batch_size, 3, 32, 32)) for batch_size in (2, 8)),
-    Program(partial(residual, (3, 16, 32, 64, 128)), (16, 3, 32, 32)),
-    Program(partial(residual, (3, 32, 64, 128)), (8, 3, 64, 64)),
-    Program(partial(filters, (1, 8, 16), 5, 128, 32), (32, 1, 32, 32)),
-    Program(partial(filters, (1, 6, 12), 5, 96, 28), (64, 1, 28, 28)),
-    Program(partial(Text, 64, 32, 2, 64, 2), (4, 24), 64),
-    Program(partial(Text, 512, 64, 4, 256, 3), (8, 32), 512),
-    Program(partial(Text, 256, 128, 4, 512, 2), (8, 64), 256),
-    Program(partial(Text, 256, 256, 8, 1024, 2), (4, 64), 256),
-    Program(partial(Text, 300, 96, 3, 256, 2), (8, 48), 300, _ADAM),
-    Program(partial(Text, 500, 192, 6, 640, 2), (12, 96), 500, _ADAMW),
-    Program(partial(Text, 1000, 320, 5, 1024, 1), (16, 64), 1000),
+    *(Workload(partial(residual, (3, 64, 128, 256, 512)), (batch_size, 3, 32, 32)) for batch_size in (2, 8)),
+    Workload(partial(residual, (3, 16, 32, 64, 128)), (16, 3, 32, 32)),
+    Workload(partial(residual, (3, 32, 64, 128)), (8, 3, 64, 64)),
+    Workload(partial(filters, (1, 8, 16), 5, 128, 32), (32, 1, 32, 32)),
+    Workload(partial(filters, (1, 6, 12), 5, 96, 28), (64, 1, 28, 28)),
+    Workload(partial(Text, 64, 32, 2, 64, 2), (4, 24), 64),
+    Workload(partial(Text, 512, 64, 4, 256, 3), (8, 32), 512),
+    Workload(partial(Text, 256, 128, 4, 512, 2), (8, 64), 256),
+    Workload(partial(Text, 256, 256, 8, 1024, 2), (4, 64), 256),
+    Workload(partial(Text, 300, 96, 3, 256, 2), (8, 48), 300, _ADAM),
+    Workload(partial(Text, 500, 192, 6, 640, 2), (12, 96), 500, _ADAMW),
+    Workload(partial(Text, 1000, 320, 5, 1024, 1), (16, 64), 1000),
 )
 
 
-def training(program: Program, seed: int = 0, read: Callable[[Tensor], object] | None = None) -> Step:
+def training(program: Workload, seed: int = 0, read: Callable[[Tensor], object] | None = None) -> Step:
     """Return a training step of the program; `read` reads its loss, by default `backward` does."""
     net = program.make()
     generator = np.random.default_rng(seed)
@@ -234,17 +234,17 @@ def op_samples(train: Callable[[], object]) -> list[Sample]:
     return samples_of(watch.spans)
 
 
-def steps_of(program: Program, seconds: float) -> list[Sample]:
+def steps_of(program: Workload, seconds: float) -> list[Sample]:
     """Return the samples of a program that trains for about `seconds`, and for more steps if there is more time."""
     return op_samples(lambda: repeat(training(program), seconds, least=max(3, round(25 * seconds))))
 
 
-def samples_of(spans: Sequence[Span]) -> list[Sample]:
+def samples_of(spans: Sequence[OperationSpan]) -> list[Sample]:
     """Return the median time of each operation of a rank's training step, over all steps but the first two.
 
     The time between two steps belongs to the optimizer: it is a cost of each step.
     """
-    steps: dict[int, list[Span]] = {}
+    steps: dict[int, list[OperationSpan]] = {}
     for span in spans:
         steps.setdefault(span.step, []).append(span)
     each = list(steps.values())
@@ -263,7 +263,7 @@ def samples_of(spans: Sequence[Span]) -> list[Sample]:
 # --- ranks that share the cores ------------------------------------------------------------------
 
 
-def shared_step_s(program: Program, seconds: float) -> float:
+def shared_step_s(program: Workload, seconds: float) -> float:
     """Return the mean time [s] of a step of this rank, while all ranks train for the same time.
 
     Where ranks take turns on a core, few steps hold all of the waiting: a median would miss it.
@@ -316,7 +316,7 @@ def collective_s(op: str, size_bytes: int, seconds: float) -> float:
     return float(np.median(times))
 
 
-def free_and_joined_s(program: Program, seconds: float) -> tuple[float, float]:
+def free_and_joined_s(program: Workload, seconds: float) -> tuple[float, float]:
     """Return the time [s] of a step without and with a barrier behind it, while all ranks train.
 
     Ranks that take turns on a core arrive one after the other, and a core may be idle until the last has arrived.

@@ -10,7 +10,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.clock.algebra import solve
 from simparallel.clock.critical_path import critical_path
 from simparallel.clock.events import Interference, simulate
-from simparallel.clock.program import COLLECTIVE, RECEIVE, SEND, Call, Program
+from simparallel.clock.program import COLLECTIVE, RECEIVE, SEND, Communication, RankProgram
 from simparallel.clock.recorder import Event
 from simparallel.clock.task_graph import TaskGraph, task_graph
 from simparallel.clock.two_clocks import TwoClockRecorder
@@ -60,7 +60,7 @@ class ProgramRecorder(WorkRecorder):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.program = Program(f"rank {self.rank}")
+        self.program = RankProgram(f"rank {self.rank}")
         self.places: dict[int, int] = {}
         self.gap = ""
         # Stream -> actions after which its communications were issued, oldest first.
@@ -90,13 +90,13 @@ class ProgramRecorder(WorkRecorder):
         if kind == "collective":
             latency_ps = min(cluster.collective(name, 0, group).time_ps, duration_ps)
             size_bytes = _flow(cluster.links_of(group), duration_ps - latency_ps)
-            call = Call(COLLECTIVE, (stream, group), seq, size_bytes, latency_ps)
+            call = Communication(COLLECTIVE, (stream, group), seq, size_bytes, latency_ps)
         elif name == "send":
             latency_ps = min(cluster.message(0, *group).time_ps, duration_ps)
             size_bytes = _flow(cluster.links_of(group, one_way=True), duration_ps - latency_ps)
-            call = Call(SEND, group, seq, size_bytes, latency_ps)
+            call = Communication(SEND, group, seq, size_bytes, latency_ps)
         else:
-            call, duration_ps = Call(RECEIVE, group, seq), 0
+            call, duration_ps = Communication(RECEIVE, group, seq), 0
         number = self.program.add((kind, stream), duration_ps, after, name, call)
         self._note(number)
         self._ends.setdefault(end_ps, []).append(number)
@@ -158,7 +158,7 @@ def contended(
     return retimed(recorders, graph, times.starts, times.ends)
 
 
-def _links(cluster: ClusterSpec, call: Call) -> Sequence[Any]:
+def _links(cluster: ClusterSpec, call: Communication) -> Sequence[Any]:
     if call.kind == SEND:
         return cluster.links_of(call.group, one_way=True)  # type: ignore[arg-type]
     return cluster.links_of(call.group[1])  # type: ignore[index]

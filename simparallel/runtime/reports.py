@@ -21,7 +21,7 @@ from simparallel.base.files import write_atomically
 from simparallel.base.units import format_ranks
 from simparallel.clock.recording import Recorded
 from simparallel.comm.diagnosis import unreceived
-from simparallel.comm.memory.segment import Segment
+from simparallel.comm.memory.segment import SharedSegment
 from simparallel.comm.transport import LEFT
 from simparallel.errors import DeadlineError, RankFailedError, RunFailedError, SimParallelError
 from simparallel.machine.cluster import ClusterSpec
@@ -173,7 +173,7 @@ def _name(kind: type[BaseException]) -> str:
     return room + kind.__qualname__
 
 
-def report_unreceived(segment: Segment, outcomes: list[Outcome]) -> None:
+def report_unreceived(segment: SharedSegment, outcomes: list[Outcome]) -> None:
     """Report unreceived messages as a failure of their receiver, unless some rank has failed already."""
     if all(outcome.report is None for outcome in outcomes):
         kept = {outcome.rank: outcome.kept_letters for outcome in outcomes}
@@ -183,7 +183,7 @@ def report_unreceived(segment: Segment, outcomes: list[Outcome]) -> None:
             report["pid"] = segment.words[segment.map.pid(rank)]
 
 
-def check_received(segment: Segment, rank: int, kept: list[tuple[int, str]]) -> None:
+def check_received(segment: SharedSegment, rank: int, kept: list[tuple[int, str]]) -> None:
     """Check, when all ranks have ended, that one rank has received all messages to it.
 
     Raises:

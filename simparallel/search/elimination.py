@@ -7,7 +7,7 @@ from simparallel.search.local import improve
 from simparallel.search.multiplier import relax
 from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
-from simparallel.search.tables import Minimum, Progress, minimise
+from simparallel.search.tables import BoundedChoice, Progress, minimise
 
 MAX_ENTRIES = 50_000_000
 
@@ -53,7 +53,7 @@ def eliminate(
     return _done(relaxed.solution, progress)
 
 
-def _repaired(problem: Problem, found: Minimum) -> tuple[int, ...]:
+def _repaired(problem: Problem, found: BoundedChoice) -> tuple[int, ...]:
     """Return the better of the choices of the tables and of propagation, each after coordinate descent."""
     starts = (found.choice, propagate(problem, {}).choice)
     return min((improve(problem, start) for start in starts), key=problem.cost)

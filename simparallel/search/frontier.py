@@ -42,7 +42,7 @@ class Ray(NamedTuple):
         return self.cost * cost + self.memory * memory
 
 
-class Step(NamedTuple):
+class Elimination(NamedTuple):
     """The elimination of a node: the node, its neighbours, and the numbers of the tables that it replaces by one."""
 
     node: int
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     tables: list[int]
 
 
-class Lists(NamedTuple):
+class Frontiers(NamedTuple):
     """A table of lists: that of cell i is rows first[i]:first[i + 1]; the cells are all choices of some nodes."""
 
     first: np.ndarray
@@ -100,7 +100,7 @@ class Frontier:
             most = ray.most + 1e-10 * (ray.cost * problem.most + ray.memory * memory.most)  # for rounding errors
             tables = [ray.of(*pair) for pair in zip(costs, held, strict=True)]
             bounds.append((ray._replace(most=most), *self._completed(tables)))
-        self.lists = [Lists(np.arange(x.size + 1), x.ravel(), y.ravel()) for x, y in zip(costs, held, strict=True)]
+        self.lists = [Frontiers(np.arange(x.size + 1), x.ravel(), y.ravel()) for x, y in zip(costs, held, strict=True)]
         for step in self.steps:
             self.lists.append(self._eliminated(step, bounds))
         # Each connected component of the graph has left one list.
@@ -115,7 +115,7 @@ class Frontier:
             found.append(blank if table is None else cuts.of(table, self.kept[u], self.kept[v]))
         return found
 
-    def _planned(self) -> list[Step]:
+    def _planned(self) -> list[Elimination]:
         """Return the steps, and append the scope of the table that each makes; the order is that of `tables.py`."""
         at: list[set[int]] = [set() for _ in self.sizes]
         for number, scope in enumerate(self.scopes):
@@ -126,13 +126,13 @@ class Frontier:
             return {u for number in at[v] for u in self.scopes[number]} - {v}
 
         order = Order(self.sizes, {v: near(v) for v in range(len(at))})
-        steps: list[Step] = []
+        steps: list[Elimination] = []
         while len(steps) < len(at):
             v = order.next()[0]
             around = tuple(sorted(order.near[v]))
             if prod(self.sizes[u] for u in around) > self.max_entries:
                 raise TooManyRows
-            steps.append(Step(v, around, sorted(at[v])))
+            steps.append(Elimination(v, around, sorted(at[v])))
             for number in steps[-1].tables:
                 for u in self.scopes[number]:
                     at[u].discard(number)
@@ -142,7 +142,7 @@ class Frontier:
             order.eliminated(v, {u: near(u) for u in around})
         return steps
 
-    def _parts(self, step: Step, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _parts(self, step: Elimination, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         factors = [(self.scopes[number], tables[number]) for number in step.tables]
         return [aligned([factor], (step.node, *step.near), self.sizes)[0] for factor in factors]
 
@@ -175,7 +175,9 @@ class Frontier:
                     rest[number][(slice(None),) * at + (s,)] = sums.min(axis=axes[number]) - own
         return tables, rest
 
-    def _eliminated(self, step: Step, bounds: Sequence[tuple[Ray, list[np.ndarray], dict[int, np.ndarray]]]) -> Lists:
+    def _eliminated(
+        self, step: Elimination, bounds: Sequence[tuple[Ray, list[np.ndarray], dict[int, np.ndarray]]]
+    ) -> Frontiers:
         """Return the lists that a node leaves to its neighbours."""
         made, near = len(self.lists), step.near
         shape = [self.sizes[u] for u in near]
@@ -200,9 +202,9 @@ class Frontier:
         cell, cost, memory = cell[is_open], cost[is_open], memory[is_open]
         kept = _front(cell, cost, memory)
         first = np.concatenate(([0], np.bincount(cell[kept], minlength=prod(shape)).cumsum()))
-        return Lists(first, cost[kept], memory[kept])
+        return Frontiers(first, cost[kept], memory[kept])
 
-    def _places(self, step: Step, axes: dict[int, np.ndarray]) -> list[np.ndarray]:
+    def _places(self, step: Elimination, axes: dict[int, np.ndarray]) -> list[np.ndarray]:
         """Return the cells of all tables of a step for the candidates `axes` of its nodes."""
         scopes = [self.scopes[number] for number in step.tables]
         return [np.ravel_multi_index([axes[u] for u in scope], [self.sizes[u] for u in scope]) for scope in scopes]

@@ -19,7 +19,7 @@ import numpy as np
 from simparallel.autograd import Context, Op, Plan, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
-from simparallel.autograd.tape import Node as TapeNode, Reversible
+from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array, get_namespace, random_state
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
@@ -41,15 +41,15 @@ _MICRO_BATCHES = 2, 4, 8, 16
 LARGE_BYTES = 1 << 32
 
 
-class Source(NamedTuple):
-    """The source of an op's input: its kind, and its number among those of its kind."""
+class InputSource(NamedTuple):
+    """Where an input of an op comes from: its kind, and its index within the kind."""
 
     kind: str
     number: int
 
 
 @dataclass(eq=False)
-class Node:
+class OpNode:
     """A call of an op.
 
     Attributes:
@@ -64,7 +64,7 @@ class Node:
 
     op: Op
     name: str
-    inputs: tuple[Source, ...]
+    inputs: tuple[InputSource, ...]
     plan: Plan
     rule: str
     needs: tuple[bool, ...]
@@ -94,7 +94,7 @@ class Leaf:
         return self.tensor.shape if self.placement is None else self.placement.shape
 
 
-class Part(NamedTuple):
+class RecomputeSegment(NamedTuple):
     """Ops `begin` to `end` - 1, which backward runs again (`nn.checkpoint`); if it is optional, the plan decides."""
 
     begin: int
@@ -119,13 +119,13 @@ class Graph:
         keeps_gradients: the gradients of the last step are freed between forward and backward, not before.
     """
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[OpNode] = field(default_factory=list)
     parameters: list[Leaf] = field(default_factory=list)
     arguments: list[Placement] = field(default_factory=list)
     whole: dict[int, int] = field(default_factory=dict)
     results: list[int] = field(default_factory=list)
     roots: list[int] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RecomputeSegment] = field(default_factory=list)
     num_micro_batches: int = 1
     rows: int = 0
     keeps_gradients: bool = False
@@ -136,9 +136,9 @@ class Graph:
         return self.keeps_gradients or self.num_micro_batches > 1
 
     @property
-    def readers(self) -> dict[Source, list[tuple[int, int]]]:
-        """Source -> (op, input) of each reader, in order."""
-        found: dict[Source, list[tuple[int, int]]] = {}
+    def readers(self) -> dict[InputSource, list[tuple[int, int]]]:
+        """Input source -> (op, input) of each reader, in order."""
+        found: dict[InputSource, list[tuple[int, int]]] = {}
         for number, node in enumerate(self.nodes):
             for i, source in enumerate(node.inputs):
                 found.setdefault(source, []).append((number, i))
@@ -206,7 +206,7 @@ class _BackwardBegins(BaseException):
         self.roots = roots
 
 
-class _Ends(Reversible):
+class _CaptureEnd(Reversible):
     """The tape entry of every recorded op: the first that backward reaches ends the capture."""
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
@@ -216,7 +216,7 @@ class _Ends(Reversible):
         return "an op without data"
 
 
-_ENDS: Any = _Ends()
+_ENDS: Any = _CaptureEnd()
 
 
 # Marks the parameters whose gradients the program frees after it has begun its forward.
@@ -229,14 +229,14 @@ class _Capturing(AbstractInterpreter):
     def __init__(self, graph: Graph, arguments: Sequence[Tensor]) -> None:
         self.graph = graph
         # Id of an array -> its source. Not of a Tensor, because `detach` makes a new Tensor of the same array.
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, InputSource] = {}
         # Keeps the arrays alive, so that no id is reused.
         self._alive: list[Any] = []
         self._dry: dict[int, Array] = {}
         self._counts: dict[str, int] = {}
         self._is_in_part = False
         for number, x in enumerate(arguments):
-            self._note(x.data, Source(ARGUMENT, number))
+            self._note(x.data, InputSource(ARGUMENT, number))
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor:
         sources = tuple(map(self._source, inputs))
@@ -249,9 +249,9 @@ class _Capturing(AbstractInterpreter):
         y = placeholder(*plan.output).view(DryArray) if is_large else op.forward(ctx, *arrays)
         number = len(self.graph.nodes)
         self.graph.nodes.append(self._node(op, inputs, sources, ctx))
-        tape = TapeNode(_ENDS, SimpleNamespace(needs=needs, number=number), inputs) if True in needs else None  # type: ignore[arg-type]
+        tape = Node(_ENDS, SimpleNamespace(needs=needs, number=number), inputs) if True in needs else None  # type: ignore[arg-type]
         found = Tensor._result(y, tape, inputs[0]._device)
-        self._note(found.data, Source(NODE, number))
+        self._note(found.data, InputSource(NODE, number))
         return found
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor:
@@ -261,7 +261,7 @@ class _Capturing(AbstractInterpreter):
         end = len(self.graph.nodes)
         # Parts inside a part are recomputed with it.
         if not outer and end > begin:
-            self.graph.parts.append(Part(begin, end, is_optional))
+            self.graph.parts.append(RecomputeSegment(begin, end, is_optional))
         return y
 
     def micro_batches(self, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -282,10 +282,10 @@ class _Capturing(AbstractInterpreter):
         new = Tensor._result(x.data[: x.data.shape[0] // count])
         self.graph.whole[len(self.graph.arguments)] = source.number
         self.graph.arguments.append(placement(place.layout, (place.shape[0] // count, *place.shape[1:])))
-        self._note(new.data, Source(ARGUMENT, len(self.graph.arguments) - 1))
+        self._note(new.data, InputSource(ARGUMENT, len(self.graph.arguments) - 1))
         return new
 
-    def _source_of(self, x: Any) -> Source | None:
+    def _source_of(self, x: Any) -> InputSource | None:
         return self._sources.get(id(x._data)) if isinstance(x, Tensor) else None
 
     def made_by(self, x: Any) -> list[int]:
@@ -296,10 +296,10 @@ class _Capturing(AbstractInterpreter):
     def slice_of(self, x: Array, target: Placement) -> Array:
         return x.copy()
 
-    def _node(self, op: Op, inputs: tuple[Tensor, ...], sources: tuple[Source, ...], ctx: Context) -> Node:
+    def _node(self, op: Op, inputs: tuple[Tensor, ...], sources: tuple[InputSource, ...], ctx: Context) -> OpNode:
         layer = next((x.name.rpartition(".")[0] for x in inputs if x.is_leaf and "." in x.name), "")
         shapes = tuple(spec.shape for spec in ctx.plan.inputs)
-        return Node(
+        return OpNode(
             op=op,
             name=self._named(f"{layer}.{op.name}" if layer else op.name),
             inputs=sources,
@@ -313,7 +313,7 @@ class _Capturing(AbstractInterpreter):
         count = self._counts[name] = self._counts.get(name, 0) + 1
         return name if count == 1 else f"{name}.{count}"
 
-    def _source(self, x: Tensor) -> Source:
+    def _source(self, x: Tensor) -> InputSource:
         found = self._sources.get(id(x._data))
         if found is not None:
             return found
@@ -321,12 +321,12 @@ class _Capturing(AbstractInterpreter):
             self.graph.parameters.append(Leaf(x, x.placement))
             if x._grad is None:
                 x._grad = _NO_GRADIENT
-            return self._note(x._data, Source(PARAMETER, len(self.graph.parameters) - 1))
+            return self._note(x._data, InputSource(PARAMETER, len(self.graph.parameters) - 1))
         # A tensor that was sharded before the program keeps its placement.
         if x.placement is not None:
             self.graph.arguments.append(x.placement)
-            return self._note(x._data, Source(ARGUMENT, len(self.graph.arguments) - 1))
-        return Source(CONSTANT, 0)
+            return self._note(x._data, InputSource(ARGUMENT, len(self.graph.arguments) - 1))
+        return InputSource(CONSTANT, 0)
 
     def end(self) -> None:
         """Note whether the program has freed gradients after forward has begun, and take the marks back."""
@@ -336,7 +336,7 @@ class _Capturing(AbstractInterpreter):
             else:
                 self.graph.keeps_gradients = True
 
-    def _note(self, array: Array, source: Source) -> Source:
+    def _note(self, array: Array, source: InputSource) -> InputSource:
         self._sources[id(array)] = source
         self._alive.append(array)
         return source

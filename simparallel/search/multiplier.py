@@ -11,7 +11,7 @@ import numpy as np
 from simparallel.search.local import improve
 from simparallel.search.problem import MOST, Pairs, Problem, Solution
 from simparallel.search.refusal import nothing_fits
-from simparallel.search.tables import Minimum, Progress, minimise
+from simparallel.search.tables import BoundedChoice, Progress, minimise
 
 _STEPS = 30  # each is a whole elimination; the search ends much earlier by itself
 
@@ -76,7 +76,7 @@ def relax(
     return Relaxed(solution, best_price)
 
 
-def _at(found: Minimum, problem: Problem, price: float) -> float:
+def _at(found: BoundedChoice, problem: Problem, price: float) -> float:
     return problem.cost(found.choice) + price * problem.memory_bytes(found.choice)
 
 

@@ -26,7 +26,7 @@ from simparallel.parallel.operator.auto import AutoParallel, check_same_calls
 from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
 from simparallel.search.following import data_parallel
-from simparallel.search.graph import Graph, Part, capture, micro_batch_counts
+from simparallel.search.graph import Graph, RecomputeSegment, capture, micro_batch_counts
 from simparallel.search.pareto import pareto
 from simparallel.search.plan import Plan, PlannedOp
 from simparallel.search.problem import Problem, Solution
@@ -259,7 +259,7 @@ def _variants(plain: Space, cluster: ClusterSpec, settings: SearchSettings, spli
             yield plain if is_plain else _space(graph, cluster, settings, optional[:count])
 
 
-def _work_per_byte(graph: Graph, part: Part) -> float:
+def _work_per_byte(graph: Graph, part: RecomputeSegment) -> float:
     nodes = graph.nodes[part.begin : part.end]
     return sum(node.plan.work.size_bytes for node in nodes) / max(sum(node.plan.output.size_bytes for node in nodes), 1)
 
@@ -383,7 +383,7 @@ def read_plan(plan: Any) -> Plan:
     return Plan.load(plan)
 
 
-class _Watch:
+class _SearchWatch:
     """What `watch_searches` follows: the plans found, each once, and the function that shows the progress."""
 
     def __init__(self, progress: Progress) -> None:
@@ -391,13 +391,13 @@ class _Watch:
         self.progress = progress
 
 
-_watches: list[_Watch] = []
+_watches: list[_SearchWatch] = []
 
 
 @contextmanager
 def watch_searches(progress: Progress = None) -> Iterator[list[Plan]]:
     """Collect the plans that `AutoParallel` searches on any rank of this process inside the block, each once."""
-    watch = _Watch(progress)
+    watch = _SearchWatch(progress)
     _watches.append(watch)
     try:
         yield watch.plans

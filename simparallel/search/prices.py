@@ -25,14 +25,14 @@ from simparallel.layout.sharding import Placement
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
-from simparallel.parallel.operator.op_call import Call
+from simparallel.parallel.operator.op_call import OpCall
 
 # Up to this many devices, all groups of a collective are priced, and movements without a closed form are planned rank
 # by rank. Above, the first and the last group stand for all, and such movements are not considered.
 MOST_DEVICES = 64
 
 
-class Work(NamedTuple):
+class TimedCompute(NamedTuple):
     """Computing on every rank. `ps`: its time [ps], for each rank; one number if it is the same on all."""
 
     ps: int | tuple[int, ...]
@@ -42,7 +42,7 @@ class Work(NamedTuple):
         return self.ps if isinstance(self.ps, int) else max(self.ps)
 
 
-class Exchange(NamedTuple):
+class TimedCollective(NamedTuple):
     """A collective that ranks wait for, in several groups at once. `ps`: its time [ps] in each group."""
 
     op: str
@@ -54,7 +54,7 @@ class Exchange(NamedTuple):
         return max(self.ps)
 
 
-class Messages(NamedTuple):
+class TimedMessages(NamedTuple):
     """Messages; sender and receiver are busy until each arrives. `each`: (sender, receiver, time [ps])."""
 
     each: tuple[tuple[int, int, int], ...]
@@ -64,7 +64,7 @@ class Messages(NamedTuple):
         return max(ps for _, _, ps in self.each)
 
 
-class Sum(NamedTuple):
+class GradientSum(NamedTuple):
     """The sum of a parameter's gradient, which may overlap with the rest of backward.
 
     Attributes:
@@ -73,7 +73,7 @@ class Sum(NamedTuple):
         size_bytes: of a rank's slice.
     """
 
-    exchange: Exchange
+    exchange: TimedCollective
     kind: tuple[tuple[Group, ...], np.dtype]
     size_bytes: int
 
@@ -83,7 +83,7 @@ class Sum(NamedTuple):
         return 0
 
 
-Event = Work | Exchange | Messages | Sum
+Event = TimedCompute | TimedCollective | TimedMessages | GradientSum
 Events = tuple[Event, ...]
 
 
@@ -103,13 +103,13 @@ class Prices:
         self._ways: dict[Any, Events] = {}
         self._copied_ps: dict[tuple[int, int], int] = {}
         self._moved_ps: dict[tuple[Movement, int], int] = {}
-        self._exchanges: dict[Any, Exchange] = {}
+        self._exchanges: dict[Any, TimedCollective] = {}
         self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
         self._kept: list[Placement] = []
 
     # --- ops -----------------------------------------------------------------------------------------
 
-    def forward(self, call: Call) -> Events:
+    def forward(self, call: OpCall) -> Events:
         """Return the events of an op's forward on inputs in the layouts that it needs.
 
         Raises:
@@ -120,7 +120,7 @@ class Prices:
         work = self._op(op.name, call, plan.work)
         return (*self._halo(call, "forward"), *asked, work, *self.finish(call))
 
-    def backward(self, call: Call, needs: Sequence[bool], leaves: Sequence[bool]) -> Events:
+    def backward(self, call: OpCall, needs: Sequence[bool], leaves: Sequence[bool]) -> Events:
         """Return the events of an op's backward.
 
         Args:
@@ -142,10 +142,10 @@ class Prices:
             if groups and len(groups[0]) > 1:
                 exchange = self.exchange("all_reduce", spec.size_bytes, groups)
                 size_bytes = spec.size_bytes
-                events.append(Sum(exchange, (groups, spec.dtype), size_bytes) if leaves[i] else exchange)
+                events.append(GradientSum(exchange, (groups, spec.dtype), size_bytes) if leaves[i] else exchange)
         return tuple(events)
 
-    def finish(self, call: Call) -> Events:
+    def finish(self, call: OpCall) -> Events:
         """Return the events that finish the partial sum of an op's forward."""
         made, output, itemsize = call.made, call.output, call.local.output.dtype.itemsize
         if made is output:
@@ -154,11 +154,11 @@ class Prices:
         kind = "all_reduce" if output is made.gradient else "reduce_scatter"
         return (self.exchange(kind, size_bytes, made.layout.mesh.groups(made.layout.partial)),)
 
-    def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> Work:
+    def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> TimedCompute:
         """Return the event of an optimizer's step."""
         return self._work(f"{name}.step", flops, size_bytes, itemsize, tensors)
 
-    def _asked(self, call: Call) -> list[Events]:
+    def _asked(self, call: OpCall) -> list[Events]:
         """Return the collectives that the op itself calls in forward, and those in backward."""
         sharding = call.sharding
         found: list[Events] = []
@@ -169,7 +169,7 @@ class Prices:
             )
         return found
 
-    def _halo(self, call: Call, phase: str) -> Events:
+    def _halo(self, call: OpCall, phase: str) -> Events:
         """Return the events of a halo exchange, and of the copies before or after it."""
         cut = call.window_cut
         if cut is None:
@@ -249,11 +249,11 @@ class Prices:
 
     def cost_ps(self, events: Events) -> int:
         """Return the weighted time [ps] that a rank computes and waits in these events, without sums of gradients."""
-        computed = sum(event.longest_ps for event in events if isinstance(event, Work))
-        waited = sum(event.longest_ps for event in events if not isinstance(event, Work))
+        computed = sum(event.longest_ps for event in events if isinstance(event, TimedCompute))
+        waited = sum(event.longest_ps for event in events if not isinstance(event, TimedCompute))
         return round(self._alpha * computed + self._beta * waited)
 
-    def _exchange_of(self, found: Movement, have: int) -> Exchange:
+    def _exchange_of(self, found: Movement, have: int) -> TimedCollective:
         vector = found.group_size * have // found.kept
         return self.exchange(found.kind, vector, found.groups(self.device_num))
 
@@ -269,7 +269,7 @@ class Prices:
         vector = {"broadcast": have, "all_gather": have * size, "all_to_all": sizes[0] * size}[step.kind]
         return (self.exchange(step.kind, vector, step.groups),)
 
-    def exchange(self, op: str, size_bytes: int, groups: tuple[Group, ...]) -> Exchange:
+    def exchange(self, op: str, size_bytes: int, groups: tuple[Group, ...]) -> TimedCollective:
         """Return a collective on a vector of `size_bytes` in all these groups."""
         key = op, size_bytes, groups
         if key not in self._exchanges:
@@ -277,37 +277,38 @@ class Prices:
             priced = groups if self.device_num <= MOST_DEVICES else (first, last)
             times = [self.cluster.collective(op, size_bytes, group).time_ps for group in priced]
             ps = tuple(times) if priced is groups else (max(times),) * len(groups)
-            self._exchanges[key] = Exchange(op, groups, ps)
+            self._exchanges[key] = TimedCollective(op, groups, ps)
         return self._exchanges[key]
 
     def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:
         if not each:
             return ()
-        return (Messages(tuple((src, dst, self.cluster.message(size, src, dst).time_ps) for src, dst, size in each)),)
+        timed = tuple((src, dst, self.cluster.message(size, src, dst).time_ps) for src, dst, size in each)
+        return (TimedMessages(timed),)
 
     # --- work ----------------------------------------------------------------------------------------
 
-    def _copy(self, name: str, size_bytes: int, itemsize: int) -> Work:
+    def _copy(self, name: str, size_bytes: int, itemsize: int) -> TimedCompute:
         return self._work(name, 0, 2 * size_bytes, itemsize)
 
-    def _copies(self, name: str, sizes_bytes: Sequence[int], itemsize: int) -> Work:
+    def _copies(self, name: str, sizes_bytes: Sequence[int], itemsize: int) -> TimedCompute:
         """Return copies whose sizes may differ between ranks; 0 bytes are no copy."""
-        copies = {size: self._copy(name, size, itemsize) if size else Work(0) for size in set(sizes_bytes)}
+        copies = {size: self._copy(name, size, itemsize) if size else TimedCompute(0) for size in set(sizes_bytes)}
         if len(copies) == 1:
             return copies[sizes_bytes[0]]
         each = [copies[size].ps for size in sizes_bytes]
-        return Work(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
+        return TimedCompute(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
 
-    def _op(self, name: str, call: Call, work: tuple[int, int]) -> Work:
+    def _op(self, name: str, call: OpCall, work: tuple[int, int]) -> TimedCompute:
         output = call.local.output
         return self._work(name, *work, output.dtype.itemsize, prod(output.shape), call.op.is_matrix_product)
 
     def _work(
         self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
-    ) -> Work:
+    ) -> TimedCompute:
         time_ps, work = self.cluster.device.time_ps, (flops, size_bytes, itemsize, is_product)
         times = [time_ps(*work, factor, name, results) for factor in self._factors]
-        return Work(times[0] if len(times) == 1 else tuple(times))
+        return TimedCompute(times[0] if len(times) == 1 else tuple(times))
 
 
 @lru_cache(maxsize=64)
@@ -328,4 +329,4 @@ def _local_bytes(layout: Layout, shape: Shape, itemsize: int) -> int:
 
 def sums_ps(events: Events) -> int:
     """Return the time [ps] of the sums of gradients among these events."""
-    return sum(event.exchange.longest_ps for event in events if isinstance(event, Sum))
+    return sum(event.exchange.longest_ps for event in events if isinstance(event, GradientSum))

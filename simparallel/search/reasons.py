@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from simparallel.search.explanation import Move, Option
 from simparallel.search.graph import NODE
-from simparallel.search.prices import Events, Exchange, Messages, Work
+from simparallel.search.prices import Events, TimedCollective, TimedCompute, TimedMessages
 from simparallel.search.problem import Problem
 from simparallel.search.space import FORBIDDEN_PS, Space
 
@@ -28,7 +28,7 @@ def options_of(
     found = []
     for each in order[: OTHERS + 1]:
         own = space.choices[number][each]
-        compute_ps = space.cost_ps(number, own, Work)
+        compute_ps = space.cost_ps(number, own, TimedCompute)
         exchange_ps = space.cost_ps(number, own) - compute_ps
         exposed_ps = round(exposed * space.own_sums_ps(own))
         rest_ps = int(costs[each]) - compute_ps - exchange_ps - exposed_ps
@@ -53,8 +53,8 @@ def _text(events: Events) -> str:
         return ""
     told = []
     for event in events:
-        if isinstance(event, Exchange):
+        if isinstance(event, TimedCollective):
             told.append(f"{event.op} in groups of {len(event.groups[0])}")
-        elif isinstance(event, Messages):
+        elif isinstance(event, TimedMessages):
             told.append(f"{len(event.each)} messages")
     return ", ".join(told) or "slice"

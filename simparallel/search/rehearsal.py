@@ -26,9 +26,9 @@ from simparallel.nn.recompute import checkpoint
 from simparallel.optim.optimizer import Optimizer
 from simparallel.parallel.operator.explain import Rehearsal
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
-from simparallel.parallel.operator.op_call import Call
-from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Source, without_effects
-from simparallel.search.prices import Events, Work
+from simparallel.parallel.operator.op_call import OpCall
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, InputSource, without_effects
+from simparallel.search.prices import Events, TimedCompute
 
 if TYPE_CHECKING:
     from simparallel.search.space import Space
@@ -79,15 +79,15 @@ class StepRehearsal:
 
     def _run(self) -> None:
         graph = self._space.graph
-        results: dict[Source, Tensor] = {}
+        results: dict[InputSource, Tensor] = {}
         leaves: dict[Tensor, Tensor] = {}
-        # Source -> a parameter or an argument.
-        self._given: dict[Source, Tensor] = {}
+        # Input source -> a parameter or an argument.
+        self._given: dict[InputSource, Tensor] = {}
         for number, place in enumerate(self._space.placements(self._choice)):
             tensor = graph.parameters[number].tensor
             x = Tensor._result(self._new(place.local_shape, tensor.dtype, PARAMETERS), placement=place)
             x.requires_grad, leaves[tensor] = True, x
-            self._given[Source(PARAMETER, number)] = x
+            self._given[InputSource(PARAMETER, number)] = x
         # The state of the optimizers exists from the second step on.
         optimizers = [self._stepped(optimizer, leaves) for optimizer in self._space.optimizers]
         if graph.has_gradients:
@@ -100,7 +100,7 @@ class StepRehearsal:
             read = {source for number in inside for source in self._nodes[number].inputs}
             before = [source for source in read if source in results]
             run = partial(self._part, inside, before)
-            results[Source(NODE, part.end - 1)] = checkpoint(run, *(results[source] for source in before))
+            results[InputSource(NODE, part.end - 1)] = checkpoint(run, *(results[source] for source in before))
             self._forget(results, part.end - 1)
             start = part.end
         self._forward(range(start, len(self._nodes)), results)
@@ -108,7 +108,7 @@ class StepRehearsal:
         for key, held in self._memory._held.items():
             if key in self._makers:
                 self.held_bytes[self._makers[key]] += held.size_bytes
-        roots = [results[source] for number in graph.roots if (source := Source(NODE, number)) in results]
+        roots = [results[source] for number in graph.roots if (source := InputSource(NODE, number)) in results]
         results.clear()
         if graph.num_micro_batches == 1:
             for x in leaves.values():
@@ -134,24 +134,24 @@ class StepRehearsal:
 
     # --- forward --------------------------------------------------------------------------------------
 
-    def _part(self, inside: range, before: list[Source], *inputs: Tensor) -> Tensor:
+    def _part(self, inside: range, before: list[InputSource], *inputs: Tensor) -> Tensor:
         results = dict(zip(before, inputs, strict=True))
         self._forward(inside, results)
-        return results[Source(NODE, inside[-1])]
+        return results[InputSource(NODE, inside[-1])]
 
-    def _forward(self, numbers: Iterable[int], results: dict[Source, Tensor]) -> None:
+    def _forward(self, numbers: Iterable[int], results: dict[InputSource, Tensor]) -> None:
         for number in numbers:
-            count = len(self._nodes[number].inputs)
-            results[Source(NODE, number)] = self._op(number, [self._input(number, i, results) for i in range(count)])
+            inputs = [self._input(number, i, results) for i in range(len(self._nodes[number].inputs))]
+            results[InputSource(NODE, number)] = self._op(number, inputs)
             self._forget(results, number)
 
-    def _forget(self, results: dict[Source, Tensor], number: int) -> None:
+    def _forget(self, results: dict[InputSource, Tensor], number: int) -> None:
         """Drop the results that no later op reads, as a program's variables do."""
         for source in self._nodes[number].inputs:
             if source in results and self._last[source.number] <= number:
                 del results[source]
 
-    def _input(self, number: int, i: int, results: dict[Source, Tensor]) -> Tensor:
+    def _input(self, number: int, i: int, results: dict[InputSource, Tensor]) -> Tensor:
         """Return an input of an op, redistributed if it has to be."""
         node, target = self._nodes[number], self._chosen[number].inputs[i]
         source, spec = node.inputs[i], node.plan.inputs[i]
@@ -164,7 +164,7 @@ class StepRehearsal:
         there, back = self._space.moves(self._choice, number, i)
         return self._moved(x, target, there, back, node.has_backward and node.needs[i])
 
-    def _given_to(self, source: Source, dtype: np.dtype) -> Tensor:
+    def _given_to(self, source: InputSource, dtype: np.dtype) -> Tensor:
         """Return a parameter or an argument. A micro-batch is a part of an argument."""
         if source not in self._given:
             graph = self._space.graph
@@ -173,7 +173,7 @@ class StepRehearsal:
             if whole is None:
                 data = self._new(place.local_shape, dtype, TENSORS)
             else:
-                data = self._given_to(Source(ARGUMENT, whole), dtype).data[: place.local_shape[0]]
+                data = self._given_to(InputSource(ARGUMENT, whole), dtype).data[: place.local_shape[0]]
             self._given[source] = Tensor._result(data, placement=place)
         return self._given[source]
 
@@ -191,7 +191,7 @@ class StepRehearsal:
         """Return what a redistribution gives: a slice of the array, or a new array."""
         if not events:
             return x
-        if all(isinstance(event, Work) for event in events):
+        if all(isinstance(event, TimedCompute) for event in events):
             x = get_namespace(x).ascontiguousarray(x[tuple(slice(size) for size in shape)])
         else:
             x = _array(shape, x.dtype)
@@ -224,13 +224,13 @@ class StepRehearsal:
         y.placement = choice.output
         return y
 
-    def _is_summed(self, call: Call, i: int) -> bool:
+    def _is_summed(self, call: OpCall, i: int) -> bool:
         axes = call.sharding.gradient_axes(i)
         return bool(axes) and len(call.sharding.groups(axes)[0]) > 1
 
     # --- backward -------------------------------------------------------------------------------------
 
-    def _op_backward(self, op: Op, call: Call, ctx: Any, dy: Array) -> Sequence[Array | None]:
+    def _op_backward(self, op: Op, call: OpCall, ctx: Any, dy: Array) -> Sequence[Array | None]:
         grads = list(op.run_backward(ctx, dy))
         halo = call.window_cut
         if halo is not None and grads[halo.input] is not None:

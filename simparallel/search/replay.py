@@ -13,11 +13,11 @@ import numpy as np
 
 from simparallel.layout.mesh import Group
 from simparallel.parallel.operator.gradient_sums import Filling
-from simparallel.search.prices import Event, Events, Exchange, Messages, Prices, Sum, Work
+from simparallel.search.prices import Event, Events, GradientSum, Prices, TimedCollective, TimedCompute, TimedMessages
 from simparallel.search.space import Space
 
 
-class Pass(NamedTuple):
+class BackwardSums(NamedTuple):
     """The sums of gradients of a backward pass: those that wait to fill a collective, and those that have started."""
 
     filling: Filling
@@ -36,7 +36,7 @@ class Clocks:
         self._prices = prices
         self.now = np.zeros(prices.device_num, np.int64)
         self._streams: dict[Group, int] = {}
-        self._passes: list[Pass] = []
+        self._passes: list[BackwardSums] = []
         self.exposed_ps = 0
 
     @property
@@ -49,12 +49,12 @@ class Clocks:
             self._run(event)
 
     def _run(self, event: Event) -> None:
-        if isinstance(event, Work):
+        if isinstance(event, TimedCompute):
             self.now += event.ps
-        elif isinstance(event, Exchange):
+        elif isinstance(event, TimedCollective):
             for group, end in zip(event.groups, self._start(event), strict=True):
                 self.now[list(group)] = end
-        elif isinstance(event, Messages):
+        elif isinstance(event, TimedMessages):
             sent = self.now.copy()
             for source, target, ps in event.each:
                 arrives = sent[source] + ps
@@ -64,7 +64,7 @@ class Clocks:
         else:
             self._send(self._passes[-1].filling.add(event.kind, event, event.size_bytes))
 
-    def _start(self, exchange: Exchange) -> list[int]:
+    def _start(self, exchange: TimedCollective) -> list[int]:
         """Return the end of a collective in each group: it begins when all members and the stream are ready."""
         ends = []
         for group, ps in zip(exchange.groups, exchange.ps, strict=True):
@@ -73,7 +73,7 @@ class Clocks:
             ends.append(start + ps)
         return ends
 
-    def _send(self, part: list[Sum]) -> None:
+    def _send(self, part: list[GradientSum]) -> None:
         if part:
             groups = part[0].kind[0]
             exchange = self._prices.exchange("all_reduce", sum(each.size_bytes for each in part), groups)
@@ -81,7 +81,7 @@ class Clocks:
 
     def begin_pass(self) -> None:
         """Begin a backward pass, possibly inside another one, for a recomputed part."""
-        self._passes.append(Pass(Filling(), []))
+        self._passes.append(BackwardSums(Filling(), []))
 
     def end_pass(self) -> None:
         """End a backward pass: start the sums that are left, and wait for all."""

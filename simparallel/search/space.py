@@ -25,8 +25,8 @@ from simparallel.layout.sharding import Placement, Sharding, placement
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
-from simparallel.parallel.operator.op_call import Call, uncut
-from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
+from simparallel.parallel.operator.op_call import OpCall, uncut
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, InputSource, OpNode
 from simparallel.search.memory import add, held_bytes
 from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
@@ -51,7 +51,7 @@ class Choice(NamedTuple):
         output: placement of its result.
     """
 
-    call: Call
+    call: OpCall
     forward: Events
     backward: Events
     inputs: tuple[Placement | None, ...]
@@ -115,7 +115,7 @@ class Space:
 
     # --- choices --------------------------------------------------------------------------------------
 
-    def _choices_of(self, node: Node) -> list[Choice]:
+    def _choices_of(self, node: OpNode) -> list[Choice]:
         leaves = tuple(self._is_alone(node, i) for i in range(len(node.inputs)))
         key = (
             node.op.named,
@@ -131,21 +131,21 @@ class Space:
             self._known[key] = self._made(node, leaves)
         return self._known[key]
 
-    def _is_alone(self, node: Node, i: int) -> bool:
+    def _is_alone(self, node: OpNode, i: int) -> bool:
         """Return whether an input is a parameter that no other op reads."""
         source = node.inputs[i]
         if source.kind != PARAMETER:
             return False
         return self.graph.parameters[source.number].placement is None and len(self._readers[source]) == 1
 
-    def _made(self, node: Node, leaves: tuple[bool, ...]) -> list[Choice]:
+    def _made(self, node: OpNode, leaves: tuple[bool, ...]) -> list[Choice]:
         if isinstance(node.op, Redistribute):
             return [self._given(node)]
         found = []
         inputs = [Input(spec) for spec in node.plan.inputs]
         for op, sharding in self._cut(node):
             try:
-                call = Call(op, inputs, self.device_num, sharding=sharding)
+                call = OpCall(op, inputs, self.device_num, sharding=sharding)
                 forward = self.prices.forward(call)
                 backward = self.prices.backward(call, node.needs, leaves) if node.has_backward else ()
             # The cluster's rules forbid one of its groups.
@@ -154,7 +154,7 @@ class Space:
             found.append(Choice(call, forward, backward, tuple(call.inputs), call.output))
         return found
 
-    def _cut(self, node: Node) -> list[tuple[Op, Sharding | None]]:
+    def _cut(self, node: OpNode) -> list[tuple[Op, Sharding | None]]:
         """Return the op with each of its strategies, or with that of the user."""
         if node.op.in_strategy is not None:
             return [(node.op, None)]
@@ -175,11 +175,11 @@ class Space:
         slides = (n for tensor in sharding.inputs for place in tensor if place.kind == "window" for n in place.names)
         return self.device_num <= MOST_DEVICES or all(sharding.cut(name) == 1 for name in slides)
 
-    def _given(self, node: Node) -> Choice:
+    def _given(self, node: OpNode) -> Choice:
         """Return the only choice of `redistribute`: its layout."""
         layout, shape = node.op.layout, node.plan.output.shape  # type: ignore[attr-defined]
         output = placement(uncut(self._mesh, shape) if layout is None else layout, shape)
-        call = Call.__new__(Call)
+        call = OpCall.__new__(OpCall)
         call.op, call.output, call.made = node.op, output, output
         return Choice(call, (), (), (output,), output)
 
@@ -266,7 +266,7 @@ class Space:
         """Op -> the parameters that it reads first, each with the number of the input."""
         found: dict[int, list[tuple[int, int]]] = {}
         for number in range(len(self.graph.parameters)):
-            reader, i = self._readers[Source(PARAMETER, number)][0]
+            reader, i = self._readers[InputSource(PARAMETER, number)][0]
             found.setdefault(reader, []).append((number, i))
         return found
 
@@ -414,7 +414,7 @@ class Space:
         """Return the placement of each parameter: as before the program, or else as its first reader needs it."""
         found = []
         for number, leaf in enumerate(self.graph.parameters):
-            reader, i = self._readers[Source(PARAMETER, number)][0]
+            reader, i = self._readers[InputSource(PARAMETER, number)][0]
             wanted = leaf.placement or self.choices[reader][choice[reader]].inputs[i]
             found.append(wanted or placement(uncut(self._mesh, leaf.shape), leaf.shape))
         return found

@@ -28,7 +28,7 @@ Passed = tuple[int, np.ndarray, list[Factor]]  # a node, its own costs and its t
 _TILE = 1 << 16  # entries of a table computed at once: they stay in the cache
 
 
-class Minimum(NamedTuple):
+class BoundedChoice(NamedTuple):
     """A choice that a pass found, and a bound that no choice is below; exact if the choice reaches it."""
 
     choice: tuple[int, ...]
@@ -36,7 +36,7 @@ class Minimum(NamedTuple):
     is_exact: bool
 
 
-def minimise(problem: Problem, max_entries: int, progress: Progress = None) -> Minimum:
+def minimise(problem: Problem, max_entries: int, progress: Progress = None) -> BoundedChoice:
     """Return the optimum of the costs alone, or a bound and a good choice where a table would be too large.
 
     Nodes go in min-weight order (product of the neighbours' candidates, ties by fill; Dechter 1999, "Bucket
@@ -105,7 +105,7 @@ class _Elimination:
         self.pruned = 0  # number of nodes eliminated before the dead ends were dropped
         self.passed: list[Passed] = []
 
-    def run(self, progress: Progress) -> Minimum:
+    def run(self, progress: Progress) -> BoundedChoice:
         count = len(self.unary)
         order, is_pruned = self._order(range(count)), False
         while len(self.passed) < count:
@@ -118,7 +118,7 @@ class _Elimination:
             self._eliminate(v, order)
             if progress is not None:
                 progress(len(self.passed) / count)
-        return Minimum(self._choice(), self.constant, self.is_exact)
+        return BoundedChoice(self._choice(), self.constant, self.is_exact)
 
     def _order(self, nodes: Sequence[int]) -> Order:
         return Order([len(costs) for costs in self.unary], {v: self._near(v) for v in nodes})

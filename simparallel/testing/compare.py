@@ -43,7 +43,7 @@ class Tolerance(NamedTuple):
         return atol + rtol * max(float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0)) for x in arrays)
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """A value of a rank that differs from the value of one device."""
 
     key: Key
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 def first_difference(
     one: Record, ranks: Sequence[Record], tolerance: Tolerance, slices: Slices | None = None,
     optional: Sequence[str] = (),
-) -> Difference | None:  # fmt: skip
+) -> Mismatch | None:  # fmt: skip
     """Return the first value that differs: in the order of the record of one device, then by rank and index.
 
     Args:
@@ -106,7 +106,7 @@ def first_difference(
     for record in ranks:
         for key in record.keys() - one.keys():
             rank = ranks.index(record)
-            return Difference(key, rank, None, "a value", "none", f" One device has {_names(one, key)}.")
+            return Mismatch(key, rank, None, "a value", "none", f" One device has {_names(one, key)}.")
     names = [{key[2] for key in record} for record in ranks]
     for key, whole in one.items():
         if key[1] in phases or key[1] not in optional:
@@ -115,7 +115,7 @@ def first_difference(
             is_whole = key[1] == RESULT or not key[2]
             lacking = [rank for rank in range(len(ranks)) if rank not in held and (is_whole or key[2] in names[rank])]
             if lacking or not held:
-                return Difference(key, min(lacking, default=0), None, "nothing", "a value", "")
+                return Mismatch(key, min(lacking, default=0), None, "nothing", "a value", "")
             found = _difference(key, whole, held, len(ranks), tolerance, slices)
             if found is not None:
                 return found
@@ -128,7 +128,7 @@ def _names(record: Record, key: Key) -> str:
 
 def _difference(
     key: Key, whole: Any, held: dict[int, Any], world_size: int, tolerance: Tolerance, slices: Slices | None
-) -> Difference | None:
+) -> Mismatch | None:
     arrays = {rank: value for rank, value in held.items() if isinstance(value, (np.ndarray, np.generic))}
     if not isinstance(whole, np.ndarray) or len(arrays) < len(held):
         # A gradient that does not exist counts as zeros.
@@ -138,12 +138,12 @@ def _difference(
         whole = np.zeros_like(example) if whole is None else whole
         held = {rank: np.zeros_like(whole) if value is None else value for rank, value in held.items()}
     expected = expected_parts(key, whole, {rank: x.shape for rank, x in held.items()}, world_size, slices)
-    if isinstance(expected, Difference):
+    if isinstance(expected, Mismatch):
         return expected
     wrong = {}
     for rank, x in held.items():
         if x.shape != expected[rank].shape:
-            return Difference(key, rank, None, x.shape, expected[rank].shape, " The latter is the result of `slices`.")
+            return Mismatch(key, rank, None, x.shape, expected[rank].shape, " The latter is the result of `slices`.")
         difference = _first_index(x, expected[rank], tolerance)
         if difference is not None:
             wrong[rank] = difference
@@ -151,7 +151,7 @@ def _difference(
         return None
     rank, index = next(iter(wrong.items()))
     value, right = held[rank][index].item(), expected[rank][index].item()
-    return Difference(key, rank, index, value, right, _describe(held, expected, wrong, tolerance))
+    return Mismatch(key, rank, index, value, right, _describe(held, expected, wrong, tolerance))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -161,7 +161,7 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def _unequal(key: Key, rank: int, value: Any, expected: Any, tolerance: Tolerance) -> Difference | None:
+def _unequal(key: Key, rank: int, value: Any, expected: Any, tolerance: Tolerance) -> Mismatch | None:
     both = value, expected
     if any(isinstance(x, (float, np.floating)) for x in both) and all(
         isinstance(x, (int, float, np.number)) for x in both
@@ -171,12 +171,12 @@ def _unequal(key: Key, rank: int, value: Any, expected: Any, tolerance: Toleranc
         limit = tolerance.limit(4, a, b) if any(type(x) is float for x in both) else tolerance.of(a, b)
         if abs(a - b) <= limit:
             return None
-    return Difference(key, rank, None, value, expected, "")
+    return Mismatch(key, rank, None, value, expected, "")
 
 
 def expected_parts(
     key: Key, whole: np.ndarray, shapes: Mapping[int, tuple[int, ...]], world_size: int, slices: Slices | None = None
-) -> dict[int, np.ndarray] | Difference:
+) -> dict[int, np.ndarray] | Mismatch:
     """Return the part of `whole` that each rank should hold: all of it, or slices of one dim in the order of the ranks.
 
     Args:
@@ -187,7 +187,7 @@ def expected_parts(
         slices: see `first_difference`; unused if every rank's array has the shape of `whole`.
 
     Returns:
-        rank -> its part; or a Difference, if the shapes are not those of such slices.
+        rank -> its part; or a Mismatch, if the shapes are not those of such slices.
     """
     if all(shape == whole.shape for shape in shapes.values()):
         return dict.fromkeys(shapes, whole)
@@ -199,13 +199,13 @@ def expected_parts(
     if any(len(shape) != whole.ndim for shape in shapes.values()) or len(cut) != 1:
         rank = next(rank for rank, shape in shapes.items() if shape != whole.shape)
         told = " Ranks hold the whole, or slices of one dim in their order; for other parts pass slices=."
-        return Difference(key, rank, None, shapes[rank], whole.shape, told)
+        return Mismatch(key, rank, None, shapes[rank], whole.shape, told)
     (dim,) = cut
     sizes = [shape[dim] for shape in shapes.values()]
     ends = np.cumsum(sizes).tolist()
     if ends[-1] != whole.shape[dim]:
         told = f" The slices of dim {dim} have {' + '.join(map(str, sizes))} = {ends[-1]}."
-        return Difference(key, next(iter(shapes)), None, next(iter(shapes.values())), whole.shape, told)
+        return Mismatch(key, next(iter(shapes)), None, next(iter(shapes.values())), whole.shape, told)
     parts = np.split(whole, ends[:-1], dim)
     return dict(zip(shapes, parts, strict=True))
 

@@ -20,7 +20,7 @@ from simparallel.optim import Optimizer
 from simparallel.parallel.operator.auto import MODES
 from simparallel.testing.compare import RESULT, Record, Slices, Tolerance, case_text, first_difference
 from simparallel.testing.ranks import Ranks
-from simparallel.testing.training import OPTIONAL, Training, arrays_of, is_shape, momentum
+from simparallel.testing.training import OPTIONAL, TrainingRun, arrays_of, is_shape, momentum
 
 
 def assert_equivalent(
@@ -137,7 +137,7 @@ def _check_training(
     values = arrays_of(_with_sizes(inputs, sizes) if callable(inputs) else inputs)
     make = partial(deepcopy, program) if isinstance(program, Module) else partial(_with_sizes, program, sizes)
     strategy = settings["strategy"]
-    training = Training(make, values, **{**settings, "strategy": None})
+    training = TrainingRun(make, values, **{**settings, "strategy": None})
     if strategy == "ddp" and (len(values[0]) % world_size or len(values[0]) == 0):
         if case:
             return  # the drawn batch has no equal parts

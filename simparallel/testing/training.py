@@ -22,7 +22,7 @@ from simparallel.parallel import AutoParallel, DistributedDataParallel, Pipeline
 from simparallel.parallel.operator.auto import MODES
 from simparallel.search import planner
 from simparallel.search.plan import Plan
-from simparallel.testing.compare import Difference, Key, Record, Slices, expected_parts
+from simparallel.testing.compare import Key, Mismatch, Record, Slices, expected_parts
 
 OUTPUT, LOSS, GRADIENT, PARAMETER, STATE, BUFFER = (
     "output", "loss", "gradient", "parameter", "optimizer state", "buffer",
@@ -39,7 +39,7 @@ def momentum(params: Iterable[Tensor]) -> Optimizer:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRun:
     """A training run, on one device or on a rank.
 
     Attributes:
@@ -91,7 +91,7 @@ class Training:
             record[None, EVALUATION, ""] = _whole(way.predict())
         return record
 
-    def after(self, one: Record) -> Training:
+    def after(self, one: Record) -> TrainingRun:
         """Return the training of the ranks, which starts with the weights in `one`, the record of one device."""
         initial = {name: value for (_, phase, name), value in one.items() if phase == INITIAL}
         return replace(self, initial=initial, output_size=one[None, EVALUATION, ""].size)
@@ -119,21 +119,21 @@ class Training:
             held = {rank: theirs[name] for rank, theirs in enumerate(everyones) if name in theirs}
             if whole is None:
                 names = ", ".join(self.initial) or "none"
-                raise _error(Difference(key, min(held), None, "a tensor", "none", f" One device has {names}."))
+                raise _error(Mismatch(key, min(held), None, "a tensor", "none", f" One device has {names}."))
             parts = expected_parts(key, whole, held, communicator.world_size, self.slices)
-            if isinstance(parts, Difference):
+            if isinstance(parts, Mismatch):
                 raise _error(parts)
             for rank, shape in held.items():
                 if parts[rank].shape != shape:
                     told = " The latter is the result of `slices`."
-                    raise _error(Difference(key, rank, None, shape, parts[rank].shape, told))
+                    raise _error(Mismatch(key, rank, None, shape, parts[rank].shape, told))
             part = parts[communicator.rank]
             x.data[...] = as_tensor(
                 part if x.layout is None else part[x.layout.slices(communicator.rank, x.shape)]
             ).data
 
 
-def _error(difference: Difference) -> Exception:
+def _error(difference: Mismatch) -> Exception:
     return difference.error(current().world_size, {})
 
 
@@ -164,7 +164,7 @@ def _state(step: int, optimizer: Optimizer, parameters: Mapping[str, Tensor]) ->
 class _Plain:
     """A step of a model that is called with the whole batch."""
 
-    def __init__(self, training: Training, model: Module) -> None:
+    def __init__(self, training: TrainingRun, model: Module) -> None:
         self.training, self.model = training, model
         self.callable: Callable[..., Any] = model
         self.labels = training.inputs[-1] if training.loss_fn is not None else None
@@ -203,7 +203,7 @@ class _Plain:
 class _DataParallel(_Plain):
     """A step of DDP: each rank has an equal part of the batch."""
 
-    def __init__(self, training: Training, model: Module) -> None:
+    def __init__(self, training: TrainingRun, model: Module) -> None:
         cut = replace(training, inputs=tuple(map(_own_rows, training.inputs)), output_size=0)
         wrapped = model if isinstance(model, DistributedDataParallel) else DistributedDataParallel(model)
         super().__init__(cut, wrapped.module)
@@ -222,7 +222,7 @@ class _DataParallel(_Plain):
 class _Automatic(_Plain):
     """A step under `AutoParallel`; arguments get their layouts inside it, so the gradients of inputs stay there."""
 
-    def __init__(self, training: Training, model: Module) -> None:
+    def __init__(self, training: TrainingRun, model: Module) -> None:
         super().__init__(replace(training, output_size=0), model)
         self.inputs = [to_host(x.data) if isinstance(x, Tensor) else x for x in self.inputs]
         self.run = self._parallel(training.strategy)
@@ -260,7 +260,7 @@ class _Automatic(_Plain):
 class _Pipelined(_Plain):
     """A step of a Pipeline."""
 
-    def __init__(self, training: Training, pipeline: Pipeline) -> None:
+    def __init__(self, training: TrainingRun, pipeline: Pipeline) -> None:
         super().__init__(training, pipeline.model)
         self.pipeline = pipeline
         if self.labels is None:
@@ -277,7 +277,7 @@ class _Pipelined(_Plain):
         return self.pipeline.predict(*self.training.arguments)
 
 
-def _way(training: Training, model: Module) -> _Plain:
+def _way(training: TrainingRun, model: Module) -> _Plain:
     """Return how the model runs under the strategy."""
     strategy = training.strategy
     if strategy == "ddp":

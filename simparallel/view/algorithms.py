@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.algorithms.watching import Message, Watched
+from simparallel.algorithms.watching import ChunkMessage, Watched
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.errors import InputError
 from simparallel.machine.links import LinkSpec
@@ -163,7 +163,7 @@ def _shades(counts: np.ndarray, size: int) -> Any:
     return colormaps[_COLOURS](0.08 + 0.8 * (counts - 1) / max(size - 1, 1))
 
 
-def _lanes(messages: Sequence[Message]) -> Iterator[tuple[Message, int, int]]:
+def _lanes(messages: Sequence[ChunkMessage]) -> Iterator[tuple[ChunkMessage, int, int]]:
     """Yield (message, chunk, lane): arrows of a chunk that pass the same rank have different lanes."""
     taken: dict[tuple[int, int], list[range]] = {}
     for message in messages:
@@ -176,14 +176,14 @@ def _lanes(messages: Sequence[Message]) -> Iterator[tuple[Message, int, int]]:
             yield message, chunk, lane
 
 
-def _arrow(ax: Axes, message: Message, chunk: int, lane: int) -> None:
+def _arrow(ax: Axes, message: ChunkMessage, chunk: int, lane: int) -> None:
     x = chunk + 0.08 + 0.24 * lane
     style = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
     ax.annotate("", (x, message.dst), (x, message.src), arrowprops=style, zorder=4)
     ax.plot([x], [message.src], "o", color=RED, markersize=4, zorder=4)
 
 
-def _parcels(ax: Axes, each: Watched, message: Message, way: float) -> None:
+def _parcels(ax: Axes, each: Watched, message: ChunkMessage, way: float) -> None:
     """Draw the chunks of a message at their place between two ranks."""
     from matplotlib.patches import FancyBboxPatch
 

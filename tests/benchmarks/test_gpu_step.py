@@ -23,7 +23,7 @@ from simparallel.gpu.device import Gpu, use_gpu
 from simparallel.machine.device import DeviceSpec
 from simparallel.models import lenet5
 from simparallel.predict import gpu_measuring
-from simparallel.predict.measuring import Program
+from simparallel.predict.measuring import Workload
 
 pytestmark = pytest.mark.matrices
 
@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(gpu_step, "CEILING_SIZE", 64)
     monkeypatch.setattr(gpu_measuring, "HEAD_SIZE", 16)
     monkeypatch.setattr(gpu_measuring, "STEPS", 2)
-    monkeypatch.setattr(gpu_measuring, "PROGRAMS", [Program(lenet5, (n, 1, 28, 28)) for n in (2, 4)])
+    monkeypatch.setattr(gpu_measuring, "PROGRAMS", [Workload(lenet5, (n, 1, 28, 28)) for n in (2, 4)])
 
 
 @pytest.mark.usefixtures("small")

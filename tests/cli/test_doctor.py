@@ -20,7 +20,7 @@ from refusals import refused
 import simparallel
 from simparallel.cli import doctor, main
 from simparallel.comm.memory import memfd
-from simparallel.comm.memory.segment import Segment
+from simparallel.comm.memory.segment import SharedSegment
 from simparallel.comm.shm import transport
 from simparallel.errors import InputError, SharedMemoryError
 
@@ -216,7 +216,7 @@ def test_lack_of_shared_memory_gives_numbers(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SIMPARALLEL_DISABLE", "memfd")
     monkeypatch.setattr(memfd, "free_bytes", lambda folder: 4096)
     with refused(SharedMemoryError):
-        Segment(2)
+        SharedSegment(2)
 
 
 def test_only_optional_features_can_be_disabled(

@@ -9,7 +9,7 @@ from oracles_simulate import programs_of, scripts
 from simparallel.clock.algebra import solve
 from simparallel.clock.critical_path import critical_path
 from simparallel.clock.events import Interference, simulate
-from simparallel.clock.program import Program
+from simparallel.clock.program import RankProgram
 from simparallel.clock.task_graph import task_graph
 
 
@@ -31,7 +31,7 @@ def test_critical_path_has_no_gap(script, is_slowed):
 def test_pipeline_bubble_is_as_published():
     """GPipe: p - 1 of m + p - 1 slots are a bubble on every stage (Huang et al. 2019)."""
     stages, micro_batches = 4, 6
-    programs = [Program(f"stage {stage}") for stage in range(stages)]
+    programs = [RankProgram(f"stage {stage}") for stage in range(stages)]
     for stage, program in enumerate(programs):
         for number in range(micro_batches):
             if stage:
@@ -49,5 +49,5 @@ def test_pipeline_bubble_is_as_published():
 
 
 def test_program_without_work_has_no_critical_path():
-    empty = task_graph([Program()], {})
+    empty = task_graph([RankProgram()], {})
     assert critical_path(empty, solve(empty)) == []

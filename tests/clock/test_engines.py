@@ -10,8 +10,8 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.clock.algebra import solve
-from simparallel.clock.events import Interference, Transfer, fair_speeds, simulate
-from simparallel.clock.program import Program
+from simparallel.clock.events import Interference, LinkTransfer, fair_speeds, simulate
+from simparallel.clock.program import RankProgram
 from simparallel.clock.task_graph import task_graph
 from simparallel.errors import InputError
 from simparallel.machine.cluster import describe, picoseconds
@@ -128,7 +128,7 @@ SIZE = 10**6
 
 def senders(*sizes, starts=(), latency_ps=0, duration_ps=None):
     """Return the graph of ranks that each send one message to themselves, at different times."""
-    programs = [Program(f"rank {rank}") for rank in range(len(sizes))]
+    programs = [RankProgram(f"rank {rank}") for rank in range(len(sizes))]
     for rank, (program, size) in enumerate(zip(programs, sizes, strict=True)):
         program.compute(dict(enumerate(starts)).get(rank, 0))
         price_ps = latency_ps + size if duration_ps is None else duration_ps
@@ -199,7 +199,7 @@ def test_ring_of_messages_costs_its_formula():
     cluster = describe(ranks)
     message = cluster.message(size // ranks, 0, 1).time_ps
     latency_ps = cluster.message(0, 0, 1).time_ps
-    programs = [Program(f"rank {rank}") for rank in range(ranks)]
+    programs = [RankProgram(f"rank {rank}") for rank in range(ranks)]
     for rank, program in enumerate(programs):
         for step in range(2 * (ranks - 1)):
             program.send(rank, step, message, size_bytes=size // ranks, latency_ps=latency_ps)
@@ -221,7 +221,10 @@ def transfers(draw):
     names = draw(st.integers(1, 4))
     fractions = st.dictionaries(st.integers(0, names - 1), st.sampled_from([0.25, 0.5, 1.0]), max_size=names)
     one = st.builds(
-        Transfer, st.sampled_from([1, 0.5]), st.sampled_from([0.5, 1.0, 3.0]), fractions.map(lambda d: tuple(d.items()))
+        LinkTransfer,
+        st.sampled_from([1, 0.5]),
+        st.sampled_from([0.5, 1.0, 3.0]),
+        fractions.map(lambda d: tuple(d.items())),
     )
     return tuple(draw(st.lists(one, max_size=6)))
 
@@ -280,7 +283,7 @@ def test_shared_links_carry_all_bytes_in_time(script, data):
 )
 def test_overlap_slows_both(compute_ps, communication_ps, of_compute, of_communication):
     """They overlap for the shorter of both slowed times, and the rest of the longer one runs at full speed."""
-    program = Program("rank 0")
+    program = RankProgram("rank 0")
     issued = program.collective("world", 0, communication_ps)
     program.compute(compute_ps)
     program.wait(issued)

@@ -8,7 +8,7 @@ from oracles_simulate import programs_of, scripts
 from refusals import refused
 
 from simparallel.clock.algebra import solve
-from simparallel.clock.program import Program
+from simparallel.clock.program import RankProgram
 from simparallel.clock.recorder import COMPUTE, Recorder
 from simparallel.clock.task_graph import task_graph
 from simparallel.errors import CollectiveMismatchError, DeadlockError, InputError
@@ -27,7 +27,7 @@ BLOCKS = st.lists(st.tuples(st.booleans(), st.lists(STEPS, max_size=6)), max_siz
 @given(BLOCKS, st.booleans())
 def test_devices_share_an_interpreter_as_recorded(blocks, has_one):
     """Work on three devices of a rank, copies between them, and blocks of one thread for each device."""
-    recorder, program = Recorder(0, SPEC), Program("rank 0")
+    recorder, program = Recorder(0, SPEC), RankProgram("rank 0")
     recorder.compute("first", "forward", 0, 0, (LAUNCH_PS, 0, 0))
     program.compute(LAUNCH_PS)
     devices = [Device("sim", i) for i in range(1 if has_one else 3)]
@@ -68,7 +68,7 @@ def test_devices_share_an_interpreter_as_recorded(blocks, has_one):
 
 
 def test_synchronous_send_ends_with_its_receive():
-    sender, receiver = Program("rank 0"), Program("rank 1")
+    sender, receiver = RankProgram("rank 0"), RankProgram("rank 1")
     sent = sender.send("there", 0, 5)
     sender.wait(sent, sender.receive("back", 0))
     receiver.compute(70)
@@ -98,7 +98,7 @@ def test_graph_orders_tasks_after_what_they_wait_for(script):
 
 
 def test_no_programs_take_no_time():
-    for programs in ([], [Program()]):
+    for programs in ([], [RankProgram()]):
         assert solve(task_graph(programs, {})).makespan_ps == 0
 
 
@@ -106,7 +106,7 @@ def test_no_programs_take_no_time():
 
 
 def ranks(count):
-    return [Program(f"rank {rank}") for rank in range(count)]
+    return [RankProgram(f"rank {rank}") for rank in range(count)]
 
 
 def test_missing_member_is_named():

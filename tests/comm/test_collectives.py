@@ -21,7 +21,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm.direct import direct
-from simparallel.comm.memory.segment import FAILED, SLOT_BYTES, Segment
+from simparallel.comm.memory.segment import FAILED, SLOT_BYTES, SharedSegment
 from simparallel.comm.shm import transport as shm
 from simparallel.comm.transport import Condition
 from simparallel.errors import CommError, DTypeError, RunFailedError
@@ -891,7 +891,7 @@ class Changing:
 @pytest.mark.parametrize("looks", range(6))
 def test_wait_survives_change_between_looks(looks, fails):
     """A waiting rank does not miss a word that changes between any two looks, also if the rank that wrote it fails."""
-    segment = Segment(2, arena_bytes=4 << 20)
+    segment = SharedSegment(2, arena_bytes=4 << 20)
     segment.write_record(1, json.dumps({"summary": "ValueError: after the call"}))
     transport = shm.ShmTransport(segment, 0)
     transport._futex = SimpleNamespace(sleep=lambda index, value: None)

@@ -17,7 +17,7 @@ from refusals import check_refusal, refused
 
 import simparallel as sp
 from simparallel.comm import current
-from simparallel.comm.memory.segment import WAIT_BYTES, Segment
+from simparallel.comm.memory.segment import WAIT_BYTES, SharedSegment
 from simparallel.comm.shm import deadlock
 from simparallel.comm.shm.deadlock import DeadlockDetector
 from simparallel.comm.transport import Condition
@@ -184,7 +184,7 @@ def test_wait_record_ends_with_the_wait() -> None:
 
 def test_deadlock_search() -> None:
     """Find the stuck ranks from the published wait records."""
-    segment = Segment(4, arena_bytes=1 << 20)
+    segment = SharedSegment(4, arena_bytes=1 << 20)
     detectors = [DeadlockDetector(segment, rank) for rank in range(4)]
     words = [segment.map.sent(rank, 0) for rank in range(4)]  # any word that the rank writes
 
@@ -218,7 +218,7 @@ def test_deadlock_search() -> None:
 
 
 def test_record_changed_while_read_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    segment = Segment(2, arena_bytes=1 << 20)
+    segment = SharedSegment(2, arena_bytes=1 << 20)
     detector, word = DeadlockDetector(segment, 1), segment.map.sent(0, 1)
     detector._publish([Condition((word,), (0,), 1)], "place")
     assert DeadlockDetector(segment, 0)._read(1) == [Condition((word,), (0,), 1)]
@@ -233,7 +233,7 @@ def test_record_changed_while_read_is_ignored(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_long_place_keeps_its_end() -> None:
-    segment = Segment(1, arena_bytes=1 << 20)
+    segment = SharedSegment(1, arena_bytes=1 << 20)
     segment.write_wait(0, "begin " + "ä" * WAIT_BYTES + " train.py:31 in step")
     text = segment.read_wait(0)
     assert len(text.encode()) <= WAIT_BYTES

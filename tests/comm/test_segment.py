@@ -31,7 +31,7 @@ from simparallel.comm.memory.segment import (
     SLOT_BYTES,
     WORD,
     ControlMap,
-    Segment,
+    SharedSegment,
 )
 from simparallel.errors import SharedMemoryError
 from simparallel.testing.strategies import world_sizes
@@ -43,7 +43,7 @@ HEAP_BYTES = ARENA_BYTES - HEAP_AT
 
 @pytest.fixture
 def segment():
-    segment = Segment(2, arena_bytes=ARENA_BYTES)
+    segment = SharedSegment(2, arena_bytes=ARENA_BYTES)
     yield segment
     segment.close_fd()
 
@@ -107,7 +107,7 @@ def test_regions_do_not_touch(segment):
 
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_texts_come_back(site, record):
-    segment = Segment(1, arena_bytes=ARENA_BYTES)
+    segment = SharedSegment(1, arena_bytes=ARENA_BYTES)
     site = site.replace("\0", "x")
     segment.write_site(0, 7, site)
     segment.write_record(0, record)
@@ -138,7 +138,7 @@ def test_reset_clears_control_words_only(segment, monkeypatch, holes):
     assert (x == 5).all()
 
 
-def reserved_bytes(segment: Segment) -> int:
+def reserved_bytes(segment: SharedSegment) -> int:
     return os.fstat(segment.fd).st_blocks * 512
 
 
@@ -190,7 +190,7 @@ def test_lack_of_control_memory_is_an_error(monkeypatch, use):
 
 
 def test_mappings_of_one_descriptor_share_memory(segment):
-    other = Segment(2, fd=os.dup(segment.fd))
+    other = SharedSegment(2, fd=os.dup(segment.fd))
     assert other.arena_bytes == segment.arena_bytes
     offset = Arena(segment, 1).allocate(800)
     segment.array(1, offset, (10, 10), np.dtype(np.float64))[...] = 3
@@ -205,7 +205,7 @@ def test_mappings_of_one_descriptor_share_memory(segment):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 300_000)), max_size=30))
 def test_allocations_never_overlap_and_merge_again(steps):
-    segment = Segment(1, arena_bytes=ARENA_BYTES)
+    segment = SharedSegment(1, arena_bytes=ARENA_BYTES)
     arena = Arena(segment, 0)
     untouched = list(arena._free)
     live: dict[int, int] = {}
@@ -257,7 +257,7 @@ def test_array_is_freed_with_its_last_view(segment):
 
 
 def test_array_outlives_its_segment():
-    segment = Segment(1, arena_bytes=ARENA_BYTES)
+    segment = SharedSegment(1, arena_bytes=ARENA_BYTES)
     x = Arena(segment, 0).empty((1000,), np.dtype(np.int64))
     segment.close_fd()
     del segment
@@ -292,7 +292,7 @@ def test_fork_of_world_of_one_has_a_copy():
 
 def test_unavailable_private_memory_is_reported():
     with refused(SharedMemoryError):
-        Segment(1, arena_bytes=1 << 61, is_private=True)
+        SharedSegment(1, arena_bytes=1 << 61, is_private=True)
 
 
 def test_full_arena_reports_numbers(segment):
@@ -329,7 +329,7 @@ def test_garbage_collection_during_allocation(segment):
 
 
 def test_smallest_arena_holds_all_group_slots():
-    segment = Segment(3, arena_bytes=1)
+    segment = SharedSegment(3, arena_bytes=1)
     num_groups = segment.map.max_groups
     assert segment.arena_bytes >= num_groups * 2 * SLOT_BYTES
     for rank in range(3):
@@ -346,17 +346,17 @@ def test_smallest_arena_holds_all_group_slots():
 @pytest.mark.parametrize("disabled", ["", "memfd"])
 def test_nothing_is_left_open(monkeypatch, disabled):
     monkeypatch.setenv("SIMPARALLEL_DISABLE", disabled)
-    Segment(1, arena_bytes=ARENA_BYTES).close_fd()
+    SharedSegment(1, arena_bytes=ARENA_BYTES).close_fd()
     before = count_fds()
     for _ in range(50):
-        segment = Segment(2, arena_bytes=ARENA_BYTES)
+        segment = SharedSegment(2, arena_bytes=ARENA_BYTES)
         Arena(segment, 1).empty((10,), np.dtype(np.float64))[...] = 1
         segment.close_fd()
         segment.close_fd()
     del segment
     assert count_fds() == before
     for _ in range(5):
-        Segment(2, arena_bytes=ARENA_BYTES)  # dropped, not closed
+        SharedSegment(2, arena_bytes=ARENA_BYTES)  # dropped, not closed
     assert count_fds() == before
 
 
@@ -364,7 +364,7 @@ def test_impossible_size_is_refused():
     """A size beyond the address space raises with the numbers, and leaves no descriptor open."""
     before = count_fds()
     with refused(SharedMemoryError) as caught:
-        Segment(1, arena_bytes=1 << 61)
+        SharedSegment(1, arena_bytes=1 << 61)
     assert caught.value.needed_bytes > 1 << 61
     assert count_fds() == before
 

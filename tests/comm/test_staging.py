@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel.comm.memory.arena import Arena
-from simparallel.comm.memory.segment import Segment
+from simparallel.comm.memory.segment import SharedSegment
 from simparallel.comm.memory.staging import PAIR_RING_BYTES, Arenas, Payloads, Staging
 
 
@@ -71,7 +71,7 @@ def test_large_payloads_use_two_growing_buffers():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex128, np.dtype("S3"), np.dtype("f4, i8")])
 def test_members_show_the_stored_bytes(dtype):
-    dtype, segment = np.dtype(dtype), Segment(4, arena_bytes=1 << 24)
+    dtype, segment = np.dtype(dtype), SharedSegment(4, arena_bytes=1 << 24)
     offsets = [5 << 20, 6 << 20, (6 << 20) + 64, (5 << 20) + 640]
     for rank, offset in enumerate(offsets):
         Arena(segment, rank).allocate(1 << 22)

@@ -15,7 +15,7 @@ from stand_in.strict import launches, xp
 
 import simparallel as sp
 from simparallel import optim
-from simparallel.gpu.multi_tensor import Kernel, for_each, sums
+from simparallel.gpu.multi_tensor import MultiTensorKernel, for_each, sums
 
 # Sizes around the elements of a block, and few.
 SIZES = st.sampled_from([0, 1, 2, 3, 4095, 4096, 4097, 9000])
@@ -97,7 +97,7 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_other_functions_are_refused(case: str) -> None:
     with pytest.raises((TypeError, AttributeError, KeyError)):
-        Kernel(xp, WRONG[case], [np.dtype("float32")], [True])
+        MultiTensorKernel(xp, WRONG[case], [np.dtype("float32")], [True])
 
 
 def train(dtypes: Sequence[str] = DTYPES) -> list[Any]:

@@ -21,7 +21,7 @@ from simparallel.cli import main
 from simparallel.errors import ClusterError, InputError, RankTableError
 from simparallel.machine.ranktable import (
     FORMS,
-    Device,
+    RankDevice,
     RankTable,
     RankTableWarning,
     Server,
@@ -118,7 +118,7 @@ def tables(draw: st.DrawFn) -> RankTable:
     servers = []
     for number, size in enumerate(sizes):
         ids = draw(st.lists(st.integers(0, 15), min_size=size, max_size=size, unique=True))
-        devices = [Device(i, addresses.pop(), next(ranks)) for i in ids]
+        devices = [RankDevice(i, addresses.pop(), next(ranks)) for i in ids]
         servers.append(Server(f"server-{number}", tuple(sorted(devices, key=lambda d: d.rank_id))))
     return RankTable(tuple(servers))
 

@@ -20,7 +20,7 @@ from simparallel.machine.device import DeviceSpec, OpCost
 from simparallel.predict import calibration, measuring
 from simparallel.predict.calibration import describe_host, summed_up
 from simparallel.predict.fitting import fit_link, fit_op, fit_sharing, op_errors, program_errors, quantiles
-from simparallel.predict.measuring import Sample, Span
+from simparallel.predict.measuring import OperationSpan, Sample
 
 BARE = DeviceSpec("bare", {4: 1e9}, 1e9, 1 << 30, 1e-6)
 
@@ -147,7 +147,7 @@ def test_samples_add_up_to_the_step(spans, between):
         for number, (gap, duration) in enumerate(spans):
             start = now + gap * 1000
             now = start + duration * 1000
-            found.append(Span(step, start, now, (f"op {number}", number, 0, 0)))
+            found.append(OperationSpan(step, start, now, (f"op {number}", number, 0, 0)))
     samples = measuring.samples_of(found)
     assert [sample.flops for sample in samples] == list(range(len(spans)))
     step_s = (between + sum(gap + duration for gap, duration in spans)) * 1e-6

@@ -30,7 +30,7 @@ from simparallel.predict.calibration import calibrate
 from simparallel.predict.fitting import fingerprint
 from simparallel.predict.gpu_calibration import describe_gpu, gpu_fingerprint, program_errors, stored
 from simparallel.predict.gpu_measuring import PROGRAMS, GpuStopwatch, Measurement, Timed, measured, step_s, timed
-from simparallel.predict.measuring import Program, Sample, dense, training
+from simparallel.predict.measuring import Sample, Workload, dense, training
 
 pytestmark = pytest.mark.matrices
 
@@ -114,7 +114,7 @@ class SyntheticStopwatch(GpuStopwatch):
         super().read(loss)
 
 
-def synthetic(program: Program, noise: float = 0.0) -> Measurement:
+def synthetic(program: Workload, noise: float = 0.0) -> Measurement:
     gpu: Any = SyntheticGpu(noise)
     with without_huge_pages():
         return measured(program, gpu, SyntheticStopwatch(gpu))
@@ -139,11 +139,11 @@ def calibrated(few_steps: None) -> ClusterSpec:
         return describe_gpu(programs, [Sample(COPY, 0, 1000, 1, 1e-5)], 1 << 36, {"gpu": "synthetic"})
 
 
-def program_of(task: Any) -> Program:
+def program_of(task: Any) -> Workload:
     if task.batch is tokens:
         length, vocabulary = task.shape
-        return Program(task.ours, (task.batch_size, length), vocabulary)
-    return Program(task.ours, (task.batch_size, *task.shape))
+        return Workload(task.ours, (task.batch_size, length), vocabulary)
+    return Workload(task.ours, (task.batch_size, *task.shape))
 
 
 def predicted_s(task: Any, cluster: ClusterSpec) -> float:
@@ -187,7 +187,7 @@ def test_one_clock_alone_is_wrong(calibrated: ClusterSpec, truths: dict[str, flo
     assert predicted_s(task, replace(calibrated, device=device)) < 0.7 * truths[task.title]
 
 
-def names_of(program: Program) -> set[str]:
+def names_of(program: Workload) -> set[str]:
     """Return the names of the operations in a step of a program, which runs without data."""
     return {event.name for event in sp.dry_run(lambda: training(program)(), unknown=0.0).trace.events}
 
@@ -217,7 +217,7 @@ def test_an_unknown_operation_has_the_rates_of_others(calibrated: ClusterSpec) -
 
 def test_times_of_both_clocks_are_found(few_steps: None) -> None:
     """Waits for the device are no time of the interpreter, and waits for the interpreter none of the device."""
-    program = Program(partial(dense, (4096, 4096, 10)), (4096, 4096))
+    program = Workload(partial(dense, (4096, 4096, 10)), (4096, 4096))
     for op in synthetic(program).ops:
         name, flops, size_bytes, results = op.work
         assert op.waits is (name in WAITING or name == READ)
@@ -337,7 +337,7 @@ def test_this_gpu_is_one_rank() -> None:
 
 @pytest.mark.usefixtures("configured", "few_steps")
 def test_command_calibrates_the_stand_in(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_measuring, "PROGRAMS", [Program(partial(dense, (n, 16, 10)), (8, n)) for n in (24, 48)])
+    monkeypatch.setattr(gpu_measuring, "PROGRAMS", [Workload(partial(dense, (n, 16, 10)), (8, n)) for n in (24, 48)])
     assert main(["calibrate", "--array", "cupy"]) == 0
     assert f"written: {this_gpu_file()}" in capsys.readouterr().out
     spec = describe(1, "this-gpu")
@@ -346,7 +346,7 @@ def test_command_calibrates_the_stand_in(capsys: pytest.CaptureFixture[str], mon
     assert {READ, COPY, "Linear"} <= set(spec.device.host_costs)
 
     def program() -> None:
-        training(Program(partial(dense, (32, 16, 10)), (8, 32)))()
+        training(Workload(partial(dense, (32, 16, 10)), (8, 32)))()
 
     prediction = sp.dry_run(program, cluster="this-gpu", unknown=0.0)
     assert prediction.step_time_s > 0

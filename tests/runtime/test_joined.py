@@ -24,7 +24,7 @@ from simparallel.errors import LaunchError
 from simparallel.machine.ranktable import RankTable, format_rank_table, load, make_rank_table
 from simparallel.runtime import preflight
 from simparallel.runtime.joined import rendezvous, sockets
-from simparallel.runtime.joined.identity import Identity, identify, is_here
+from simparallel.runtime.joined.identity import RankIdentity, identify, is_here
 from simparallel.runtime.joined.rendezvous import Meeting, meet
 
 LAB = """{
@@ -172,11 +172,11 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
         assert list(Path(folder).glob("simparallel-*")) == []  # nothing is left over
 
 
-def rank_of(rank: int, size: int, **more: Any) -> Identity:
-    return replace(Identity(rank, size, 0, None, 1, given={"RANK": str(rank)}), **more)
+def rank_of(rank: int, size: int, **more: Any) -> RankIdentity:
+    return replace(RankIdentity(rank, size, 0, None, 1, given={"RANK": str(rank)}), **more)
 
 
-def met(identities: list[Identity], limit_s: float = 5.0) -> list[Any]:
+def met(identities: list[RankIdentity], limit_s: float = 5.0) -> list[Any]:
     """Return the result of `meet` for each rank, or its error."""
     found: list[Any] = [None] * len(identities)
 
@@ -247,7 +247,7 @@ def test_ranks_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (rank_of(7, 2), "no rank 7 of 2"),
     ],
 )  # fmt: skip
-def test_strays_are_refused_and_the_job_continues(stray: Identity, told: str) -> None:
+def test_strays_are_refused_and_the_job_continues(stray: RankIdentity, told: str) -> None:
     found: dict[str, Any] = {}
     thread = threading.Thread(target=lambda: found.update(first=met([rank_of(0, 2)])[0]))
     refused: list[str] = []

@@ -11,7 +11,7 @@ import simparallel as sp
 from simparallel import functions as F, nn
 from simparallel.backend import random_state
 from simparallel.errors import UnknownValueError
-from simparallel.search.graph import CONSTANT, NODE, PARAMETER, Source
+from simparallel.search.graph import CONSTANT, NODE, PARAMETER, InputSource
 from simparallel.search.planner import graph_of as capture
 
 
@@ -19,8 +19,8 @@ def test_graph_of_a_training_step():
     graph, _ = graph_of("residual", 2)
     assert [node.name for node in graph.nodes[:4]] == ["up.Linear", "ReLU", "down.Linear", "Add"]
     assert [leaf.tensor.name for leaf in graph.parameters] == ["up.weight", "up.bias", "down.weight", "down.bias"]
-    assert graph.nodes[3].inputs == (Source("argument", 0), Source(NODE, 2))
-    assert graph.readers[Source(PARAMETER, 0)] == [(0, 1), (4, 1)]
+    assert graph.nodes[3].inputs == (InputSource("argument", 0), InputSource(NODE, 2))
+    assert graph.readers[InputSource(PARAMETER, 0)] == [(0, 1), (4, 1)]
     assert all(node.has_backward for node in graph.nodes)
 
 
@@ -40,7 +40,7 @@ def test_detached_results_keep_their_place():
     x = sp.Tensor(np.ones((4, 4)), requires_grad=True)
     graph = capture(lambda: (x * 2.0).detach().exp().sum(), [], {})
     exponential = next(node for node in graph.nodes if node.op.name == "Exp")
-    assert exponential.inputs == (Source(NODE, 0),)
+    assert exponential.inputs == (InputSource(NODE, 0),)
     assert not any(node.has_backward for node in graph.nodes)
 
 

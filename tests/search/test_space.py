@@ -6,7 +6,7 @@ import pytest
 from training_programs import PROGRAMS, slow_cluster, space_of
 
 from simparallel.parallel.operator.explain import Input
-from simparallel.parallel.operator.op_call import Call
+from simparallel.parallel.operator.op_call import OpCall
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
@@ -15,5 +15,5 @@ def test_choices_run_in_the_priced_layouts(name):
     for node, choices in zip(space.graph.nodes, space.choices, strict=True):
         inputs = [Input(spec) for spec in node.plan.inputs]
         for choice in choices:
-            call = Call(choice.call.op, inputs, 4)
+            call = OpCall(choice.call.op, inputs, 4)
             assert (tuple(call.inputs), call.output) == (choice.inputs, choice.output), choice.strategy

@@ -25,7 +25,7 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.clock.recorder import Event
-from simparallel.comm.memory.segment import SLOT_BYTES, ControlMap, Segment
+from simparallel.comm.memory.segment import SLOT_BYTES, ControlMap, SharedSegment
 from simparallel.comm.memory.staging import Arenas
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.views import Views
@@ -59,7 +59,7 @@ class _FoldedMap(ControlMap):
         return self.whole.max_world_groups
 
 
-class FoldedSegment(Segment):
+class FoldedSegment(SharedSegment):
     """The memory of the representatives of a world: it has no place for other ranks.
 
     Args:

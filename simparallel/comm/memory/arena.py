@@ -9,7 +9,7 @@ from collections import deque
 
 import numpy as np
 
-from simparallel.comm.memory.segment import LINE, SLOT_BYTES, Segment, round_up
+from simparallel.comm.memory.segment import LINE, SLOT_BYTES, SharedSegment, round_up
 from simparallel.errors import SharedMemoryError
 
 
@@ -19,7 +19,7 @@ class Arena:
     Only its owner allocates; peers learn offsets from notes.
     """
 
-    def __init__(self, segment: Segment, rank: int) -> None:
+    def __init__(self, segment: SharedSegment, rank: int) -> None:
         self.segment = segment
         self.rank = rank
         # The slots of all groups come first, at fixed offsets that every rank can compute.

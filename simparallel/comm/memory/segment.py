@@ -228,7 +228,7 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-class Segment:
+class SharedSegment:
     """The mapping of one world, in any process that holds its descriptor.
 
     Args:

@@ -24,7 +24,7 @@ import numpy as np
 
 from simparallel.algorithms.reduction import Reduction
 from simparallel.comm.memory.arena import Arena
-from simparallel.comm.memory.segment import LINE, SLOT_BYTES, Segment
+from simparallel.comm.memory.segment import LINE, SLOT_BYTES, SharedSegment
 
 # Measured with 2, 4 and 8 ranks on two cores that share a cache of 32 MiB. With more ranks than cores a ring gains
 # little, and nothing if it leaves less of that cache to the ranks' data.
@@ -209,7 +209,7 @@ class Arenas:
         dtype: dtype of the elements.
     """
 
-    def __init__(self, segment: Segment, ranks: Sequence[int], dtype: np.dtype) -> None:
+    def __init__(self, segment: SharedSegment, ranks: Sequence[int], dtype: np.dtype) -> None:
         self._segment, self._ranks, self._dtype = segment, ranks, dtype
         self._item = item = dtype.itemsize
         self._whole: list[np.ndarray] = []

@@ -25,7 +25,7 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.comm.diagnosis import last_calls
 from simparallel.comm.memory.arena import Arena
-from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
+from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, SharedSegment
 from simparallel.comm.mpi.deadlock import MpiDeadlockDetector
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
@@ -101,7 +101,7 @@ class MpiTransport(AbstractTransport):
     """
 
     def __init__(self, world: Any, timeout_s: float = DEFAULT_TIMEOUT_S, check: str = "full") -> None:
-        super().__init__(Segment(world.size, arena_bytes=ARENA_BYTES), world.rank, timeout_s, check=check)
+        super().__init__(SharedSegment(world.size, arena_bytes=ARENA_BYTES), world.rank, timeout_s, check=check)
         from mpi4py import MPI
 
         # Payloads received, by (mark, its value)

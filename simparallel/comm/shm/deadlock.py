@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from simparallel.comm.diagnosis import deadlock_error, stuck_ranks
-from simparallel.comm.memory.segment import DONE, Segment
+from simparallel.comm.memory.segment import DONE, SharedSegment
 from simparallel.comm.transport import Condition, fence
 
 PATIENCE_S = 0.04  # sleep before a rank publishes its wait and checks
@@ -27,7 +27,7 @@ class DeadlockDetector:
     Each rank has one epoch word, which is odd while its published record is valid.
     """
 
-    def __init__(self, segment: Segment, rank: int) -> None:
+    def __init__(self, segment: SharedSegment, rank: int) -> None:
         self._segment = segment
         self._rank = rank
         self._epoch_at = segment.map.wait_epoch(rank)

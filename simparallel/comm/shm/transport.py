@@ -21,7 +21,7 @@ from simparallel.base.system import usable_cores
 from simparallel.comm.diagnosis import last_calls
 from simparallel.comm.memory.arena import Arena
 from simparallel.comm.memory.memfd import is_disabled
-from simparallel.comm.memory.segment import ABORT_INTERRUPT, WORD, Segment
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, WORD, SharedSegment
 from simparallel.comm.shm.deadlock import PATIENCE_S, DeadlockDetector
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition, fence
 from simparallel.errors import DeadlineError, DeadlockError, RankFailedError
@@ -103,7 +103,7 @@ class ShmTransport(AbstractTransport):
 
     def __init__(
         self,
-        segment: Segment,
+        segment: SharedSegment,
         rank: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         arena: Arena | None = None,

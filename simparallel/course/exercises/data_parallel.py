@@ -28,14 +28,14 @@ def accumulate(samples: int, size: int) -> Case:
     residual = x.sum(axis=1, keepdims=True) - y  # all weights are 1
     batches: list[int] = []
 
-    class Watched(Linear):
+    class BatchRecorder(Linear):
         def forward(self, x: Tensor) -> Tensor:
             batches.append(len(x))
             return super().forward(x)
 
     def run(answer: Callable[..., Any]) -> Values:
         batches.clear()
-        model = Watched(2, 1, bias=False, dtype=np.float64, weight_init="ones")
+        model = BatchRecorder(2, 1, bias=False, dtype=np.float64, weight_init="ones")
         answer(model, MSELoss(), x.copy(), y.copy(), size)
         weight = "missing" if model.weight.grad is None else model.weight.grad.numpy()[0]
         weights = model.weight.detach().numpy()[0]

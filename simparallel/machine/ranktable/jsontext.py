@@ -25,7 +25,7 @@ _TOKEN = re.compile(r'//[^\n]*+|"(?:[^"\\\n]++|\\.)*+"?|[{}\[\],:]|[^\s{}\[\],:"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Node(NamedTuple):
+class JsonNode(NamedTuple):
     """A value and the line where it begins. Members of objects and arrays are nodes, too."""
 
     value: Any
@@ -44,7 +44,7 @@ class _Members(list[tuple[str, Any]]):
     """The members of an object, with all members of equal keys."""
 
 
-def parse(data: bytes, warn: Callable[[int, str], None]) -> Node:
+def parse(data: bytes, warn: Callable[[int, str], None]) -> JsonNode:
     """Parse `data`.
 
     Args:
@@ -106,21 +106,21 @@ def _cleaned(text: str, deviations: list[tuple[int, str]]) -> tuple[str, list[tu
     return "".join(characters), tokens
 
 
-def _node(value: Any, tokens: Iterator[tuple[int, str]]) -> Node:
+def _node(value: Any, tokens: Iterator[tuple[int, str]]) -> JsonNode:
     """Return a value with the lines of its tokens, the next ones of `tokens`."""
     line, token = next(tokens)
     if isinstance(value, _Members):
-        members: dict[str, Node] = {}
+        members: dict[str, JsonNode] = {}
         for key, item in value:
             key_line = _node(key, tokens).line
             if key in members:
                 raise JsonError(key_line, f"key {ascii(key)} appears twice, first in line {members[key].line}")
             members[key] = _node(item, tokens)
-        return Node(members, line)
+        return JsonNode(members, line)
     if isinstance(value, list):
-        return Node([_node(item, tokens) for item in value], line)
+        return JsonNode([_node(item, tokens) for item in value], line)
     if isinstance(value, str) and (token[0] != '"' or _SURROGATE.search(value)):
         raise JsonError(line, f"{ascii(token[:40])} is not JSON")
     if not isinstance(value, str) and len(token) > MAX_DIGITS:
         raise JsonError(line, f"number {token[:10]}... has more than {MAX_DIGITS} digits")
-    return Node(value, line)
+    return JsonNode(value, line)

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from simparallel.base.files import read_limited
 from simparallel.errors import RankTableError
 from simparallel.machine.hccl import flaw_of
-from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, Node, parse
-from simparallel.machine.ranktable.table import MAX_DEVICES, Device, RankTable, Server, hides, in_order
+from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, JsonNode, parse
+from simparallel.machine.ranktable.table import MAX_DEVICES, RankDevice, RankTable, Server, hides, in_order
 
 MAX_WARNINGS = 20
 
@@ -60,7 +60,7 @@ def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict
     Raises:
         RankTableError: the table breaks a rule.
     """
-    reader = _Reader(path, strict)
+    reader = _TableReader(path, strict)
     try:
         root = parse(
             data.encode(errors="replace") if isinstance(data, str) else data,
@@ -74,7 +74,7 @@ def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict
     return RankTable(in_order(servers), form, path, told)
 
 
-class _Reader:
+class _TableReader:
     """The reader of one table, which collects its warnings and locates its errors."""
 
     def __init__(self, path: str, strict: bool) -> None:
@@ -101,20 +101,20 @@ class _Reader:
 
     # --- values ------------------------------------------------------------------------------------
 
-    def field(self, node: Node, where: str, key: str) -> Node:
+    def field(self, node: JsonNode, where: str, key: str) -> JsonNode:
         if key not in node.value:
             self.fail(node.line, where, f'"{key}" is missing')
-        found: Node = node.value[key]
+        found: JsonNode = node.value[key]
         return found
 
-    def check_object(self, node: Node, where: str, known: tuple[str, ...]) -> None:
+    def check_object(self, node: JsonNode, where: str, known: tuple[str, ...]) -> None:
         if not isinstance(node.value, dict):
             self.fail(node.line, where, f"must be an object, not {_shown(node.value)}")
         for key, value in node.value.items():
             if key not in known:
                 self.warn(value.line, where, f"unknown key {ascii(key[:40])}; left out")
 
-    def items(self, node: Node, where: str, key: str) -> Iterator[tuple[Node, str]]:
+    def items(self, node: JsonNode, where: str, key: str) -> Iterator[tuple[JsonNode, str]]:
         """Yield each item of a list, and its path in the table."""
         items, where = self.field(node, where, key), f"{where}.{key}".lstrip(".")
         if not isinstance(items.value, list):
@@ -123,7 +123,7 @@ class _Reader:
             self.fail(items.line, where, "is empty")
         yield from ((item, f"{where}[{i}]") for i, item in enumerate(items.value))
 
-    def number(self, node: Node, where: str, key: str) -> int:
+    def number(self, node: JsonNode, where: str, key: str) -> int:
         found, where = self.field(node, where, key), f"{where}.{key}".lstrip(".")
         value = found.value
         # Published tables write numbers as texts. Nine digits are enough, and bound the cost of `int`.
@@ -133,7 +133,7 @@ class _Reader:
             self.fail(found.line, where, f'must be a number such as 8 or "8", not {_shown(found.value)}')
         return value
 
-    def text(self, node: Node, where: str, key: str) -> str:
+    def text(self, node: JsonNode, where: str, key: str) -> str:
         found, where = self.field(node, where, key), f"{where}.{key}".lstrip(".")
         if not isinstance(found.value, str) or not found.value.isprintable() or len(found.value) > 255:
             self.fail(
@@ -141,16 +141,16 @@ class _Reader:
             )
         return found.value
 
-    def count(self, node: Node, where: str, key: str, wanted: int, what: str) -> None:
+    def count(self, node: JsonNode, where: str, key: str, wanted: int, what: str) -> None:
         if self.number(node, where, key) != wanted:
-            found: Node = node.value[key]
+            found: JsonNode = node.value[key]
             self.fail(
                 found.line, f"{where}.{key}".lstrip("."), f"is {_shown(found.value)}, but there are {wanted} {what}"
             )
 
     # --- the two forms -----------------------------------------------------------------------------
 
-    def table(self, root: Node) -> tuple[list[Server], str]:
+    def table(self, root: JsonNode) -> tuple[list[Server], str]:
         if not isinstance(root.value, dict):
             self.fail(root.line, "", f"a rank table is an object, not {_shown(root.value)}")
         forms = [key for key in ("server_list", "group_list") if key in root.value]
@@ -173,7 +173,7 @@ class _Reader:
             self.warn(root.line, "", flaw)
         return servers, "1.0" if forms == ["server_list"] else "lab"
 
-    def _one_zero(self, root: Node) -> list[Server]:
+    def _one_zero(self, root: JsonNode) -> list[Server]:
         self.check_object(root, "", ("version", "server_count", "server_list", "status"))
         version = self.field(root, "", "version")
         if version.value != "1.0":
@@ -189,7 +189,7 @@ class _Reader:
             seen[server_id] = line
             # "reserve" is the value of published tables.
             nic = self.text(node, where, "host_nic_ip") if "host_nic_ip" in node.value else "reserve"
-            devices: list[Device] = []
+            devices: list[RankDevice] = []
             lines: dict[int, int] = {}
             for item, place in self.items(node, where, "device"):
                 self.check_object(item, place, ("device_id", "device_ip", "rank_id"))
@@ -198,7 +198,7 @@ class _Reader:
         self.count(root, "", "server_count", len(servers), "servers in server_list")
         return servers
 
-    def _lab(self, root: Node) -> list[Server]:
+    def _lab(self, root: JsonNode) -> list[Server]:
         self.check_object(
             root,
             "",
@@ -233,7 +233,7 @@ class _Reader:
                 self.warn(line, "para_plane_nic_num", f"is {nics[0]}, but para_plane_nic_name has {nics[1]}")
         return servers
 
-    def _instances(self, group: Node, where: str) -> Iterator[tuple[str, Device, Node, str]]:
+    def _instances(self, group: JsonNode, where: str) -> Iterator[tuple[str, RankDevice, JsonNode, str]]:
         for node, place in self.items(group, where, "instance_list"):
             self.check_object(node, place, ("devices", "rank_id", "server_id"))
             devices = list(self.items(node, place, "devices"))
@@ -243,10 +243,10 @@ class _Reader:
             self.check_object(item, inside, ("device_id", "device_ip"))
             yield (self._server_id(node, place), self._device(item, inside, self._rank(node, place), {}), item, inside)
 
-    def _servers(self, instances: list[tuple[str, Device, Node, str]]) -> list[Server]:
+    def _servers(self, instances: list[tuple[str, RankDevice, JsonNode, str]]) -> list[Server]:
         """Group instances into servers by address; with a masked address a repeated device number starts a new one."""
         # A server: its address, device number -> line, and its devices.
-        groups: list[tuple[str, dict[int, int], list[Device]]] = []
+        groups: list[tuple[str, dict[int, int], list[RankDevice]]] = []
         # Address -> index of the newest server with it.
         last: dict[str, int] = {}
         for server_id, device, item, where in instances:
@@ -268,7 +268,7 @@ class _Reader:
 
     # --- parts of both -----------------------------------------------------------------------------
 
-    def _rank(self, node: Node, where: str) -> int:
+    def _rank(self, node: JsonNode, where: str) -> int:
         rank = self.number(node, where, "rank_id")
         line = node.value["rank_id"].line
         if rank in self._ranks:
@@ -278,7 +278,7 @@ class _Reader:
         self._ranks[rank] = line
         return rank
 
-    def _server_id(self, node: Node, where: str) -> str:
+    def _server_id(self, node: JsonNode, where: str) -> str:
         server_id = self.text(node, where, "server_id")
         line = node.value["server_id"].line
         if not server_id:
@@ -288,7 +288,7 @@ class _Reader:
             self.warn(line, f"{where}.server_id", f"{server_id} is masked")
         return server_id
 
-    def _device(self, node: Node, where: str, rank: int, lines: dict[int, int]) -> Device:
+    def _device(self, node: JsonNode, where: str, rank: int, lines: dict[int, int]) -> RankDevice:
         """Read a device; `lines` maps the device numbers of its server so far to their lines."""
         device_id, device_ip = self.number(node, where, "device_id"), ""
         line = node.value["device_id"].line
@@ -302,7 +302,7 @@ class _Reader:
         else:
             device_ip = self.text(node, where, "device_ip")
             self._check_address(device_ip, node.value["device_ip"].line, f"{where}.device_ip")
-        return Device(device_id, device_ip, rank)
+        return RankDevice(device_id, device_ip, rank)
 
     def _check_address(self, address: str, line: int, where: str) -> None:
         if not address or "*" in address:

@@ -13,7 +13,7 @@ MAX_DEVICES = 4096
 
 
 @dataclass(frozen=True)
-class Device:
+class RankDevice:
     """One device: its number on its server, the address of its network port, and its rank."""
 
     device_id: int
@@ -26,7 +26,7 @@ class Server:
     """One server and its devices, in the order of their ranks."""
 
     server_id: str
-    devices: tuple[Device, ...]
+    devices: tuple[RankDevice, ...]
     host_nic_ip: str = "reserve"
 
 
@@ -115,7 +115,7 @@ def make_rank_table(
         first = number * devices_per_server
         ranks = range(first, first + devices_per_server)
         addresses = _addresses(number * -(-devices_per_server // 4), devices_per_server)
-        devices = map(Device, range(devices_per_server), addresses, ranks)
+        devices = map(RankDevice, range(devices_per_server), addresses, ranks)
         servers.append(Server(server_id, tuple(devices)))
     return RankTable(tuple(servers), path=path)
 

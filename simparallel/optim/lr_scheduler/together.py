@@ -13,7 +13,7 @@ from simparallel.optim.lr_scheduler.plateau import ReduceLROnPlateau
 from simparallel.optim.optimizer import Optimizer
 
 
-class Together(LRScheduler):
+class ComposedScheduler(LRScheduler):
     """Base: holds schedulers of one optimizer, and includes their states in its own."""
 
     def _hold(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None) -> None:
@@ -51,7 +51,7 @@ class Together(LRScheduler):
         self._set(number, rates)
 
 
-class SequentialLR(Together):
+class SequentialLR(ComposedScheduler):
     """Schedulers in sequence: each starts at its milestone, with its own t = 0, from the initial rates.
 
     Args:
@@ -101,7 +101,7 @@ class SequentialLR(Together):
         scheduler._set(0, [scheduler._rate(j, 0) for j in range(len(scheduler.base_lrs))])
 
 
-class ChainedScheduler(Together):
+class ChainedScheduler(ComposedScheduler):
     """Several schedulers that all take each step, in turn, so that their factors multiply.
 
     Args:

@@ -80,7 +80,7 @@ class DistributedGradReducer:
         # A dict by identity, so equal entries collapse.
         if len(numbers) < len(self.parameters):
             raise InputError(f"{WHO}: a parameter is listed twice; its gradient would be reduced twice.")
-        self._parts = [_Part(part, [numbers[id(p)] for p in part]) for part in by_dtype(self.parameters)]
+        self._parts = [_FlatPart(part, [numbers[id(p)] for p in part]) for part in by_dtype(self.parameters)]
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> list[Tensor | None]:
         """Return the reduced gradients as new arrays, bit for bit the same on all ranks.
@@ -137,7 +137,7 @@ class DistributedGradReducer:
                 raise DTypeError(f"{WHO}: gradient {i} has dtype {array.dtype}, expected {parameter.dtype}.")
         return arrays
 
-    def _send(self, part: _Part, arrays: list[Array | None]) -> tuple[Array, Any]:
+    def _send(self, part: _FlatPart, arrays: list[Array | None]) -> tuple[Array, Any]:
         size = part.size + len(part.numbers)
         flat = empty_like(self.parameters[part.numbers[0]].data, size, current())
         recorder = current_recorder()
@@ -154,7 +154,7 @@ class DistributedGradReducer:
             return flat, collectives.all_reduce(flat, self._op, self.group, async_op=True)
 
 
-class _Part:
+class _FlatPart:
     """The parameters of one dtype, their indices, and the offsets of their gradients in the flat array.
 
     After the gradients the array has one element per parameter, which is above 0 after the reduction if any rank has

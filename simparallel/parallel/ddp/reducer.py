@@ -37,7 +37,7 @@ Hook = Callable[[Any, GradBucket], Any]
 _numbers = count()
 
 
-class _Live(RankLocal):
+class _RankReducers(RankLocal):
     """The reducers of this rank."""
 
     outlasts_runs = True
@@ -45,7 +45,7 @@ class _Live(RankLocal):
     reducers: weakref.WeakSet[Reducer] = per_rank(weakref.WeakSet)
 
 
-_live = _Live()
+_live = _RankReducers()
 
 
 class Reducer:

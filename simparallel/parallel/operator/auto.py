@@ -382,7 +382,7 @@ def _whole(x: Any) -> Any:
     return whole
 
 
-class _Stepped(Reversible):
+class _ConsumedGraph(Reversible):
     """The tape entry of a result whose graph the backward of the step has consumed."""
 
     consumed = (
@@ -391,4 +391,4 @@ class _Stepped(Reversible):
     )
 
 
-_STEPPED = _Stepped()
+_STEPPED = _ConsumedGraph()

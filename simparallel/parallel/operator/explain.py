@@ -10,7 +10,7 @@ import numpy as np
 
 from simparallel.algorithms import price
 from simparallel.autograd import Context, Op, Plan, Spec
-from simparallel.autograd.exchanges import Asked, Exchanges as Asking
+from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.backend import Array
 from simparallel.base.html import table
 from simparallel.base.text_table import aligned
@@ -20,13 +20,13 @@ from simparallel.layout.mesh import Group, groups_text
 from simparallel.layout.redistribution import Redistribution
 from simparallel.layout.sharding import Sharding
 from simparallel.layout.strategy import axis_name
-from simparallel.parallel.operator.op_call import Call, plan_way
+from simparallel.parallel.operator.op_call import OpCall, plan_way
 from simparallel.parallel.operator.plan_inputs import input_specs, num_devices
 
 SUM_OF_GRADIENT = "sum of the gradient"
 
 
-class Exchange(NamedTuple):
+class OpCollective(NamedTuple):
     """One collective of an op."""
 
     # "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "messages".
@@ -44,11 +44,11 @@ class Exchange(NamedTuple):
         return f"{self.collective}{op} over {groups_text(self.groups)}: {self.bytes_per_rank} B/rank, {self.why}"
 
 
-class Exchanges(tuple[Exchange, ...]):
+class OpCollectives(tuple[OpCollective, ...]):
     """Collectives in their order. With exactly one entry, the tuple has the attributes of that entry."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in Exchange._fields and len(self) == 1:
+        if name in OpCollective._fields and len(self) == 1:
             return getattr(self[0], name)
         raise AttributeError(f"{len(self)} exchanges have no single {name!r}; look at each of them.")
 
@@ -85,9 +85,9 @@ class OpPlan:
     tensor_maps: dict[str, Any]
     slice_shapes: dict[str, Any]
     layouts: dict[str, Any]
-    forward: Exchanges
-    backward: tuple[Exchanges, ...]
-    backward_inside: Exchanges
+    forward: OpCollectives
+    backward: tuple[OpCollectives, ...]
+    backward_inside: OpCollectives
 
     @property
     def device_matrix(self) -> tuple[int, ...]:
@@ -172,10 +172,10 @@ def explain_op(op: Op, shapes: Sequence[Sequence[int]], device_num: int | None, 
     # Layouts contain the number of devices; tuples of cuts do not.
     first = op.in_strategy[0] if op.in_strategy else None
     of_layouts = first.mesh.size if isinstance(first, Layout) else current().world_size
-    return explain_call(Call(op, [Input(spec) for spec in specs], num_devices(who, device_num, of_layouts)))
+    return explain_call(OpCall(op, [Input(spec) for spec in specs], num_devices(who, device_num, of_layouts)))
 
 
-def explain_call(call: Call) -> OpPlan:
+def explain_call(call: OpCall) -> OpPlan:
     """Plan one call, without the redistributions of its inputs."""
     op, sharding, local = call.op, call.sharding, call.local
     target, shape = call.output.layout, call.made.shape
@@ -189,13 +189,13 @@ def explain_call(call: Call) -> OpPlan:
     for i, spec in enumerate(local.inputs):
         # Integers have no gradient.
         if not _is_float(spec):
-            gradients.append(Exchanges())
+            gradients.append(OpCollectives())
             continue
         axes = sharding.gradient_axes(i)
         own = _reduction("sum", sharding.groups(axes), spec.size_bytes, SUM_OF_GRADIENT)
         # A gradient is complete only once the rows fetched by other ranks have returned, so they return before its sum.
         is_image = call.window_cut is not None and call.window_cut.input == i
-        gradients.append(Exchanges((*give_back, *own)) if is_image else own)
+        gradients.append(OpCollectives((*give_back, *own)) if is_image else own)
     if op.in_strategy and isinstance(op.in_strategy[0], Layout):
         maps = [layout.tensor_map for layout in sharding.input_layouts], target.tensor_map
     else:
@@ -208,40 +208,40 @@ def explain_call(call: Call) -> OpPlan:
         tensor_maps={"inputs": maps[0], "output": maps[1]},
         slice_shapes={"inputs": [spec.shape for spec in local.inputs], "output": target.local_shape(shape)},
         layouts={"inputs": list(sharding.input_layouts), "output": target},
-        forward=Exchanges((*fetch, *inside, *finish)),
+        forward=OpCollectives((*fetch, *inside, *finish)),
         backward=tuple(gradients),
         backward_inside=inside_backward,
     )
 
 
-def exchanges_of(plan: Redistribution, dtype: np.dtype, why: str) -> list[Exchange]:
+def exchanges_of(plan: Redistribution, dtype: np.dtype, why: str) -> list[OpCollective]:
     """Return the collectives of a redistribution."""
     found = []
     for step in plan.steps:
         if step.kind != "slice":
             op = "sum" if step.kind in ("all_reduce", "reduce_scatter") else None
-            found.append(Exchange(step.kind, op, step.groups, max(step.received_bytes(dtype.itemsize)), why))
+            found.append(OpCollective(step.kind, op, step.groups, max(step.received_bytes(dtype.itemsize)), why))
     return found
 
 
-def _reduction(op: str, groups: tuple[Group, ...], size_bytes: int, why: str) -> Exchanges:
+def _reduction(op: str, groups: tuple[Group, ...], size_bytes: int, why: str) -> OpCollectives:
     if len(groups[0]) == 1:
-        return Exchanges()
+        return OpCollectives()
     # A ring receives as many bytes as it sends.
     share = price("direct", "all_reduce", len(groups[0]), 0).sent
-    return Exchanges([Exchange("all_reduce", op, groups, round(share * size_bytes), why)])
+    return OpCollectives([OpCollective("all_reduce", op, groups, round(share * size_bytes), why)])
 
 
-def _halo(call: Call) -> tuple[Exchanges, Exchanges]:
+def _halo(call: OpCall) -> tuple[OpCollectives, OpCollectives]:
     """Return the exchanges of slice borders before forward and after backward."""
     cut = call.window_cut
     if cut is None or not cut.halo.groups:
-        return Exchanges(), Exchanges()
+        return OpCollectives(), OpCollectives()
     halo, itemsize = cut.halo, call.local.inputs[cut.input].dtype.itemsize
     fetched, returned = max(halo.received_bytes(itemsize)), max(halo.returned_bytes(itemsize))
     return (
-        Exchanges([Exchange("messages", None, halo.groups, fetched, "halo of the windows")]),
-        Exchanges([Exchange("messages", "sum", halo.groups, returned, "gradient of the halo")]),
+        OpCollectives([OpCollective("messages", None, halo.groups, fetched, "halo of the windows")]),
+        OpCollectives([OpCollective("messages", "sum", halo.groups, returned, "gradient of the halo")]),
     )
 
 
@@ -294,7 +294,7 @@ class Rehearsal(Context):
         return 0, self.sharding.cut(dim)
 
 
-def rehearse(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array] = np.zeros) -> Asking:
+def rehearse(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array] = np.zeros) -> Exchanges:
     """Return the op's exchanges, recorded in a run on a slice of zeros; `zeros` makes arrays of a shape and dtype."""
     ctx = Rehearsal(tuple(map(_is_float, local.inputs)), local, sharding)
     # Many ops divide by zero here; only sizes matter.
@@ -304,10 +304,10 @@ def rehearse(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array
         # The exchanges of forward and backward are listed separately.
         if _has_gradients(local):
             op.backward(ctx, zeros(np.shape(y), local.output.dtype))
-    return Asking(forward, tuple(ctx.noted))
+    return Exchanges(forward, tuple(ctx.noted))
 
 
-def asked_inside(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array] = np.zeros) -> Asking:
+def asked_inside(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array] = np.zeros) -> Exchanges:
     """Return the exchanges that complete cut dims inside forward and inside backward.
 
     An op that does not declare them is run on zeros, if its rule has dims that it completes.
@@ -318,18 +318,18 @@ def asked_inside(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., A
         sharding.cut(name) > 1 for place in places for name in place.names[1:]
     )
     if not asks or not sharding.cuts:
-        return Asking()
+        return Exchanges()
     # A rehearsal takes as long as the op, so first ask for declared exchanges.
     asking = op.exchanges(local) or rehearse(op, local, sharding, zeros)
-    return asking if _has_gradients(local) else Asking(asking.forward)
+    return asking if _has_gradients(local) else Exchanges(asking.forward)
 
 
-def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[Exchanges, Exchanges]:
+def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[OpCollectives, OpCollectives]:
     """Return the collectives of `asked_inside`."""
     asking = asked_inside(op, local, sharding)
 
-    def exchanges(asked: Iterable[Asked]) -> Exchanges:
-        return Exchanges(
+    def exchanges(asked: Iterable[Asked]) -> OpCollectives:
+        return OpCollectives(
             exchange
             for a in asked
             for exchange in _reduction(

@@ -26,7 +26,7 @@ from simparallel.nn.module import Module
 from simparallel.parallel.operator.auto import input_layout
 from simparallel.parallel.operator.explain import (
     SUM_OF_GRADIENT,
-    Exchange,
+    OpCollective,
     OpPlan,
     exchanges_of,
     explain_call,
@@ -34,7 +34,7 @@ from simparallel.parallel.operator.explain import (
 )
 from simparallel.parallel.operator.gradient_sums import Filling
 from simparallel.parallel.operator.interpreter import SHARDED
-from simparallel.parallel.operator.op_call import Call, mode, plan_way
+from simparallel.parallel.operator.op_call import OpCall, mode, plan_way
 from simparallel.parallel.operator.pending_view import pending_view, root_of
 from simparallel.parallel.operator.plan_inputs import input_specs, num_devices
 
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     where: str
     # "forward" or "backward".
     phase: str
-    exchange: Exchange
+    exchange: OpCollective
 
 
 class NetworkPlan:
@@ -101,7 +101,7 @@ class NetworkPlan:
         return table(self._cells(), left=True)
 
 
-def _collective(exchange: Exchange) -> str:
+def _collective(exchange: OpCollective) -> str:
     op = f"({exchange.reduce_op})" if exchange.reduce_op else ""
     return f"{exchange.collective}{op} {groups_text(exchange.groups)}"
 
@@ -174,8 +174,8 @@ class _Planning(AbstractInterpreter):
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor:
         laid = [self._laid(x) for x in inputs]
-        # The same `Call` as in a run, so a plan and a run cannot differ in cuts or redistributions.
-        call = Call(op, laid, self._device_num, [id(x) in self._names for x in inputs])
+        # The same `OpCall` as in a run, so a plan and a run cannot differ in cuts or redistributions.
+        call = OpCall(op, laid, self._device_num, [id(x) in self._names for x in inputs])
         for x, target in zip(inputs, call.inputs, strict=True):
             # As `shard_parameter` in a run: the first op that uses a plain parameter cuts it for good.
             if target is not None and x.placement is None and x.is_leaf and x.requires_grad:
@@ -187,7 +187,9 @@ class _Planning(AbstractInterpreter):
         waiting = pending_view(inputs[0], laid[0].placement, call, run, SHARDED) if call.can_wait else None
         return run() if waiting is None else waiting
 
-    def _run(self, call: Call, plan: OpPlan, described: str, inputs: tuple[Tensor, ...], laid: list[Tensor]) -> Tensor:
+    def _run(
+        self, call: OpCall, plan: OpPlan, described: str, inputs: tuple[Tensor, ...], laid: list[Tensor]
+    ) -> Tensor:
         """Record the communication of the call; return its output, without data."""
         for i in call.unsettled:
             laid[i].settle()  # type: ignore[attr-defined]
@@ -233,7 +235,7 @@ class _Planning(AbstractInterpreter):
             else Tensor._result(placeholder(place.local_shape, x.dtype), placement=place, interpreter=SHARDED)
         )
 
-    def _note(self, where: str, phase: str, exchanges: Sequence[Exchange]) -> None:
+    def _note(self, where: str, phase: str, exchanges: Sequence[OpCollective]) -> None:
         rows: list[Any] = self.rows if phase == "forward" else self._backward
         rows += [Row(where, phase, exchange) for exchange in exchanges]
 

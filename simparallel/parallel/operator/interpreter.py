@@ -11,7 +11,7 @@ Nothing here is specific to an op. A call takes these steps:
     5. In backward, return the gradients of fetched borders to their owners, and sum the gradient of each input
        along the axes that cut dims which the input lacks.
 
-Steps 1, 2 and the groups are worked out once for inputs of equal layouts, and kept in a `Call`.
+Steps 1, 2 and the groups are worked out once for inputs of equal layouts, and kept in an `OpCall`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.ddp.same_model import check_may_be_cut
 from simparallel.parallel.operator.gradient_sums import Postponed
 from simparallel.parallel.operator.halo import compile_halo
-from simparallel.parallel.operator.op_call import Call, check_mixing, check_ranks, mode, plan_way, start_of, uncut
+from simparallel.parallel.operator.op_call import OpCall, check_mixing, check_ranks, mode, plan_way, start_of, uncut
 from simparallel.parallel.operator.pending_view import PendingView, pending_view
-from simparallel.parallel.operator.redistribute import Groups, Move, compile_moves, reshaping
+from simparallel.parallel.operator.redistribute import GroupCache, Move, compile_moves, reshaping
 
 
 class Sharder:
@@ -56,12 +56,12 @@ class Sharder:
     def __init__(self, communicator: Communicator, ranks: tuple[int, ...]) -> None:
         self.communicator, self.ranks = communicator, ranks
         self.rank, self.world_size = communicator.rank, len(ranks)
-        self.groups = Groups(communicator, ranks)
-        self._ways: dict[tuple[Placement, Placement, int], Way] = {}
+        self.groups = GroupCache(communicator, ranks)
+        self._ways: dict[tuple[Placement, Placement, int], CompiledMove] = {}
         self.calls: dict[Any, Runner] = {}
         self.sums = Postponed()
 
-    def way(self, source: Placement, target: Placement, itemsize: int) -> Way:
+    def way(self, source: Placement, target: Placement, itemsize: int) -> CompiledMove:
         """Return the redistribution between two placements. Collective: yes, the first time."""
         # Only quick plans depend on the element size.
         key = source, target, itemsize if mode.quick else 0
@@ -69,7 +69,7 @@ class Sharder:
         if found is None:
             for layout in (source.layout, target.layout):
                 check_ranks(layout, self.communicator.world_size)
-            found = self._ways[key] = Way(self, source, target, plan_way(source, target, itemsize))
+            found = self._ways[key] = CompiledMove(self, source, target, plan_way(source, target, itemsize))
         return found
 
     def carry(self, x: Array, source: Placement, target: Placement, phase: str = "forward") -> Array:
@@ -77,7 +77,7 @@ class Sharder:
         return x if source is target else self.way(source, target, x.dtype.itemsize)(x, phase)
 
 
-class Way(Reversible):
+class CompiledMove(Reversible):
     """A redistribution, compiled for this rank; also the op and the context of its tape node, as it keeps no state."""
 
     # Read because this is also the node's context: the only input needs a gradient.
@@ -233,9 +233,9 @@ class ShardContext(Context):
 
 
 class Runner(Reversible):
-    """A `Call` that this rank executes, with its groups."""
+    """An `OpCall` that this rank executes, with its groups."""
 
-    def __init__(self, call: Call, sharder: Sharder) -> None:
+    def __init__(self, call: OpCall, sharder: Sharder) -> None:
         sharding = call.sharding
         # Cached, because ops ask in every step.
         self._axes, self.sizes = cache(sharding.axes), sharding.sizes
@@ -247,7 +247,7 @@ class Runner(Reversible):
         # By axes and group size.
         self._groups: dict[Any, Group | None] = {}
         # Redistributions of inputs, by input number and source placement: the same ones in every step.
-        self._ways: dict[Any, Way] = {}
+        self._ways: dict[Any, CompiledMove] = {}
         all_axes = ((i, sharding.gradient_axes(i)) for i in range(len(call.inputs)))
         self._gradient_axes = [(i, axes) for i, axes in all_axes if axes]
         self._summed = [i for i, _ in self._gradient_axes]
@@ -413,7 +413,7 @@ class _Sharded(NamedInterpreter):
         call = own.calls.get(key)
         if call is None:
             check_mixing(op, inputs)
-            call = own.calls[key] = Runner(Call(op, inputs, own.world_size, fixed, ranks=own.ranks), own)
+            call = own.calls[key] = Runner(OpCall(op, inputs, own.world_size, fixed, ranks=own.ranks), own)
         return call
 
     def slice_of(self, x: Array, target: Placement) -> Array:

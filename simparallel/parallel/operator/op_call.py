@@ -89,7 +89,7 @@ class Implicit:
         )
 
 
-class Call:
+class OpCall:
     """An op on inputs of given layouts: everything that does not change from step to step.
 
     Args:

@@ -19,7 +19,7 @@ from simparallel.autograd.tape import grad_mode
 from simparallel.errors import AutogradError
 from simparallel.layout.sharding import Placement, placement
 from simparallel.machine.devices import Device
-from simparallel.parallel.operator.op_call import Call
+from simparallel.parallel.operator.op_call import OpCall
 
 
 class PendingView(Tensor):
@@ -108,7 +108,7 @@ def root_of(x: Tensor) -> Tensor:
 
 
 def pending_view(
-    x: Tensor, place: Placement | None, call: Call, settle: Callable[[], Tensor], interpreter: AbstractInterpreter
+    x: Tensor, place: Placement | None, call: OpCall, settle: Callable[[], Tensor], interpreter: AbstractInterpreter
 ) -> PendingView | None:
     """Return the pending output of a reshape of `x`; None if the reshape has to run at once.
 

@@ -20,7 +20,7 @@ _TAG = 1 << 61
 Move = Callable[[Array], Array]
 
 
-class Groups:
+class GroupCache:
     """The groups of one rank by their members; each is created when it is first used.
 
     Creating a group is a collective over all ranks, so all ranks must create the same groups in the same order.
@@ -46,7 +46,7 @@ class Groups:
         return next((group for group in made if group.rank is not None), None)
 
 
-def compile_moves(plan: Redistribution, rank: int, groups: Groups) -> list[Move]:
+def compile_moves(plan: Redistribution, rank: int, groups: GroupCache) -> list[Move]:
     """Compile the rank's part of the plan: one function of its slice per step. Collective: yes (it creates groups)."""
     moves, layout = [], plan.source
     for step in plan.steps:

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from simparallel.parallel.pipeline.action import FORWARD, Action, Cell, cell_text
-from simparallel.parallel.pipeline.timing import Lists, Span, arrivals, spans
+from simparallel.parallel.pipeline.timing import PipelineOrder, Span, arrivals, spans
 
 
 class Bubble(NamedTuple):
@@ -43,7 +43,7 @@ class Bubbles(tuple[Bubble, ...]):
         return "\n".join(f"{first:<4}" + "".join(f"{text:>12}" for text in rest) for first, *rest in (heads, *rows))
 
 
-def bubbles(lists: Lists, duration: Callable[[Action], float], message: float) -> Bubbles:
+def bubbles(lists: PipelineOrder, duration: Callable[[Action], float], message: float) -> Bubbles:
     """Return the idle time of each rank by reason; a cell waits for the last of the results that it needs.
 
     Arguments and errors as `timing.spans`. Cost: a second pass over the cells.
@@ -73,7 +73,9 @@ def bubbles(lists: Lists, duration: Callable[[Action], float], message: float) -
     return Bubbles(found)
 
 
-def critical_path(lists: Lists, duration: Callable[[Action], float], message: float) -> list[tuple[int, str, Span]]:
+def critical_path(
+    lists: PipelineOrder, duration: Callable[[Action], float], message: float
+) -> list[tuple[int, str, Span]]:
     """Return rank, cell and span of each cell on a longest chain, from time 0 to the makespan.
 
     Each cell starts when the one before it has ended, on the same rank or `message` earlier on another one. Where both
@@ -99,7 +101,7 @@ def critical_path(lists: Lists, duration: Callable[[Action], float], message: fl
 
 
 def _arrivals(
-    lists: Lists, each: list[list[Span]], message: float
+    lists: PipelineOrder, each: list[list[Span]], message: float
 ) -> Callable[[Cell, int], list[tuple[float, Action]]]:
     """Return a function of a cell and its rank: arrival time and action of each result that the cell needs."""
     ran = ((cell, span) for pair in zip(lists.cells, each, strict=True) for cell, span in zip(*pair, strict=True))

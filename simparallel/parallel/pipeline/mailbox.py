@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from simparallel.parallel.pipeline.action import FORWARD, Action
-from simparallel.parallel.pipeline.timing import Lists
+from simparallel.parallel.pipeline.timing import PipelineOrder
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """A result on its way: the ranks, and its tag (direction, stage of the sender, micro-batch)."""
 
     source: int
@@ -18,14 +18,14 @@ class Message(NamedTuple):
     tag: tuple[str, int, int]
 
 
-class Step(NamedTuple):
+class MessageStep(NamedTuple):
     """A step of a rank: it sends or receives a message."""
 
     sends: bool
-    message: Message
+    message: StageMessage
 
 
-def depth_of(lists: Lists) -> int:
+def depth_of(lists: PipelineOrder) -> int:
     """Return the least depth of mailboxes with which all ranks finish.
 
     A rank receives just before it computes, and sends just after. With depth 0 a sender waits for its receiver.
@@ -38,24 +38,26 @@ def depth_of(lists: Lists) -> int:
     return depth
 
 
-def _steps(lists: Lists, rank: int, rank_of: dict[int, int]) -> Iterator[Step]:
+def _steps(lists: PipelineOrder, rank: int, rank_of: dict[int, int]) -> Iterator[MessageStep]:
     """Yield the receives and sends of a rank in order."""
     for cell in lists.cells[rank]:
         for action in cell:
             before = lists.before(action)
             if before is not None and rank_of[before] != rank:
-                yield Step(False, Message(rank_of[before], rank, (_direction(action), before, action.microbatch)))
+                received = StageMessage(rank_of[before], rank, (_direction(action), before, action.microbatch))
+                yield MessageStep(False, received)
         for action in cell:
             after = lists.after(action)
             if after is not None and rank_of[after] != rank:
-                yield Step(True, Message(rank, rank_of[after], (_direction(action), action.stage, action.microbatch)))
+                sent = StageMessage(rank, rank_of[after], (_direction(action), action.stage, action.microbatch))
+                yield MessageStep(True, sent)
 
 
 def _direction(action: Action) -> str:
     return "forward" if action.kind == FORWARD else "backward"
 
 
-def _ends(steps: list[list[Step]], depth: int) -> bool:
+def _ends(steps: list[list[MessageStep]], depth: int) -> bool:
     """Return whether all ranks finish with mailboxes of this depth."""
     at = [0] * len(steps)
     boxes: dict[tuple[int, int], Counter[tuple[str, int, int]]] = {}
@@ -80,7 +82,7 @@ def _ends(steps: list[list[Step]], depth: int) -> bool:
     return all(number == len(own) for number, own in zip(at, steps, strict=True))
 
 
-def _waits_for(steps: list[list[Step]], at: list[int], message: Message) -> bool:
+def _waits_for(steps: list[list[MessageStep]], at: list[int], message: StageMessage) -> bool:
     """Return whether the next step of the message's target is to receive it."""
     own, number = steps[message.target], at[message.target]
-    return number < len(own) and own[number] == Step(False, message)
+    return number < len(own) and own[number] == MessageStep(False, message)

@@ -14,7 +14,7 @@ from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.parallel.pipeline.pipeline import Pipeline
 from simparallel.parallel.pipeline.schedule import Schedule
-from simparallel.parallel.pipeline.stages import Price, Stages, stages_by, traced
+from simparallel.parallel.pipeline.stages import PartCost, Stages, stages_by, traced
 
 
 class PipelineModule(Module):
@@ -90,7 +90,7 @@ class PipelineModule(Module):
         return Pipeline(self.network, lambda loss, labels: loss, schedule=schedule, stages=stages)
 
 
-def _cut(count: int, marks: Mapping[str, int], prices: Mapping[str, Price]) -> Stages:
+def _cut(count: int, marks: Mapping[str, int], prices: Mapping[str, PartCost]) -> Stages:
     stages = tuple(tuple(name for name in prices if marks[name] == stage) for stage in range(count))
     if () in stages:
         raise InputError(
@@ -114,10 +114,10 @@ def _taped_step(pipeline: Pipeline, fields: tuple[Tensor, ...]) -> Tensor:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
     used = [parameter for parameter in parameters if id(parameter) in found]
-    return _Stepped.apply(loss, [found[id(parameter)] for parameter in used], *used)
+    return _StepLoss.apply(loss, [found[id(parameter)] for parameter in used], *used)
 
 
-class _Stepped(Function):
+class _StepLoss(Function):
     """The loss of a step whose gradients are known already."""
 
     @staticmethod

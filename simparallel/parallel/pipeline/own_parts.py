@@ -23,7 +23,7 @@ from simparallel.errors import InputError
 from simparallel.nn import Identity, Module
 from simparallel.parallel.pipeline.pipeline import Pipeline
 from simparallel.parallel.pipeline.schedule import Schedule
-from simparallel.parallel.pipeline.stage_forward import Known, StageForward, Switch
+from simparallel.parallel.pipeline.stage_forward import ForwardCache, StageForward, Switch
 from simparallel.parallel.pipeline.stages import NO_STAGE, find
 
 # Shape and name of the dtype of each value that a stage gives.
@@ -34,7 +34,7 @@ Arguments = Mapping[int | str, Tensor]
 _NO_MESSAGES: Any = None
 
 
-class Part(Module):
+class StageModule(Module):
     """The children and parameters of one stage, under their names in the model, for an optimizer or a file."""
 
     _is_wrapper = True
@@ -45,7 +45,7 @@ class Part(Module):
             *above, last = name.split(".")
             place: Any = self
             for each in above:
-                place = place._modules.setdefault(each, Part(model, ()))
+                place = place._modules.setdefault(each, StageModule(model, ()))
             found = find(model, name)
             # Not by attribute: the members keep the names that they have in the model.
             (place._modules if isinstance(found, Module) else place._parameters)[last] = found
@@ -248,7 +248,7 @@ def _results(part: Module, specs: Specs, named: Mapping[str, Tensor]) -> Specs:
     switch, drawn = Switch({part: (0,)}), random_state.snapshot()
     inputs = [Tensor(empty(shape, dtype)) for shape, dtype in specs]
     with switch.installed(), no_grad():
-        found = StageForward(NO_STAGE, switch, _NO_MESSAGES, Known()).run_model(partial(part, **named), *inputs)
+        found = StageForward(NO_STAGE, switch, _NO_MESSAGES, ForwardCache()).run_model(partial(part, **named), *inputs)
     random_state.restore(drawn)
     return tuple(map(_spec, found if isinstance(found, (tuple, list)) else (found,)))
 

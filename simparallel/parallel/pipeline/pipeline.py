@@ -31,9 +31,9 @@ from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
-from simparallel.parallel.pipeline.stage_forward import Known, Switch
+from simparallel.parallel.pipeline.stage_forward import ForwardCache, Switch
 from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced, within
-from simparallel.parallel.pipeline.step import Step, tensors
+from simparallel.parallel.pipeline.step import PipelineStep, tensors
 
 # Names of axes.
 PIPELINE, DATA = "pp", "dp"
@@ -137,7 +137,7 @@ class Pipeline:
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
         self._switch = Switch(calls(model, self.stages))
         # Modes of the model's modules -> findings of the passes in these modes.
-        self._known: dict[tuple[bool, ...], Known] = {}
+        self._known: dict[tuple[bool, ...], ForwardCache] = {}
         ranks_of_stage = [
             {schedule.rank_of(s) for s in range(stage, schedule.num_stages, self._length)}
             for stage in range(self._length)
@@ -215,7 +215,7 @@ class Pipeline:
         Raises:
             InputError: the model does not return one Tensor.
         """
-        step, found = Step(self, inputs, None), None
+        step, found = PipelineStep(self, inputs, None), None
         with no_grad(), self._switch.installed(), running_on(self._mates):
             for stage in range(self._length):
                 if self.schedule.rank_of(stage) == self._rank:
@@ -258,7 +258,7 @@ class Pipeline:
                 f"Pipeline: step(..., optimizer=...) is for the schedule {PIPEDREAM!r}, which needs one; this is "
                 f"{self.schedule.name!r}."
             )
-        step = Step(self, inputs if isinstance(inputs, tuple) else (inputs,), labels, optimizer)
+        step = PipelineStep(self, inputs if isinstance(inputs, tuple) else (inputs,), labels, optimizer)
         if self.schedule.name != PIPEDREAM_2BW:
             return step.run()
         parameters = self.parameters()

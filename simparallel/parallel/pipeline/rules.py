@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from simparallel.errors import InputError
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Cell
-from simparallel.parallel.pipeline.timing import Lists
+from simparallel.parallel.pipeline.timing import PipelineOrder
 
 # For each rank its cells.
 Rows = list[list[Cell]]
@@ -27,7 +27,7 @@ Make = TypeVar("Make", bound=Callable[..., Rows])
 LOOP, ZIGZAG, BIDIRECTIONAL = "loop", "v", "bidirectional"
 
 
-class Rule(NamedTuple):
+class ScheduleRule(NamedTuple):
     """A known schedule.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
     chunks: int | None = 1
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, ScheduleRule] = {}
 
 
 def schedule(
@@ -55,10 +55,10 @@ def schedule(
     chunks: int | None = 1,
     **settings: Any,
 ) -> Callable[[Make], Make]:
-    """Register the decorated function, with these settings, as the schedule `name`. For the rest see `Rule`."""
+    """Register the decorated function, with these settings, as the schedule `name`. For the rest see `ScheduleRule`."""
 
     def register(make: Make) -> Make:
-        RULES[name] = Rule(partial(make, **settings), bubble, placement, chunks)
+        RULES[name] = ScheduleRule(partial(make, **settings), bubble, placement, chunks)
         return make
 
     return register
@@ -74,7 +74,7 @@ def _split(ranks: int, microbatches: int) -> int:
     return ranks - 1
 
 
-class Stream:
+class StageCursor:
     """The micro-batches of one stage, in order: each kind of action has its own next one.
 
     Args:
@@ -180,7 +180,7 @@ def zbv(ranks: int, microbatches: int, chunks: int) -> Rows:
     most = max(microbatches, 2 * ranks - 1)
     found = []
     for r in range(ranks):
-        a, b = Stream(r, most), Stream(2 * ranks - 1 - r, most)
+        a, b = StageCursor(r, most), StageCursor(2 * ranks - 1 - r, most)
         order = _Order()
         order.add(2 * (ranks - r) - 1, (a, FORWARD))
         order.add(r, (b, FORWARD), (a, FORWARD))
@@ -267,7 +267,7 @@ class _Order:
     def __init__(self) -> None:
         self.cells: list[Cell] = []
 
-    def add(self, times: int, *steps: tuple[Stream, str]) -> None:
+    def add(self, times: int, *steps: tuple[StageCursor, str]) -> None:
         """Append the next actions of these streams, `times` times."""
         for _ in range(times):
             for stream, kind in steps:
@@ -338,7 +338,7 @@ def _run_early(
     ranks: int, microbatches: int, limit: int, offsets: Callable[[int], tuple[int, int, int, int]], ahead: int
 ) -> tuple[Rows, int]:
     """Return the lists, and their length, if a rank picks the first of its next `ahead` actions that can run."""
-    lists, waiting = Lists((), (range(2 * ranks),)), []
+    lists, waiting = PipelineOrder((), (range(2 * ranks),)), []
     for r in range(ranks):
         a, b = r, 2 * ranks - 1 - r
         kinds = (a, FORWARD), (b, FORWARD), (b, INPUT_GRADIENT), (a, INPUT_GRADIENT)
@@ -371,25 +371,25 @@ def _run_early(
     return rows, time
 
 
-def _can_run(lists: Lists, action: Action, done: set[Action], has_room: bool) -> bool:
+def _can_run(lists: PipelineOrder, action: Action, done: set[Action], has_room: bool) -> bool:
     is_ready = all(any(other in done for other in each) for each in lists.needs(action))
     return is_ready and (has_room or action.kind != FORWARD)
 
 
 def _dual(r: int, ranks: int, microbatches: int, near: int, far: int) -> list[Cell]:
     """Return the list of a rank with one stage of each direction, or of each arm of the V."""
-    a, b = Stream(near, microbatches), Stream(far, microbatches)
+    a, b = StageCursor(near, microbatches), StageCursor(far, microbatches)
     cells: list[Cell] = []
     pending: deque[Action] = deque()
 
-    def do(stream: Stream, kind: str) -> Action:
+    def do(stream: StageCursor, kind: str) -> Action:
         action = stream.next(kind)
         assert action is not None
         if kind == INPUT_GRADIENT:
             pending.append(action._replace(kind=WEIGHT_GRADIENT))
         return action
 
-    def add(*steps: tuple[Stream, str]) -> None:
+    def add(*steps: tuple[StageCursor, str]) -> None:
         cells.extend((do(*step),) for step in steps)
 
     def weight() -> None:

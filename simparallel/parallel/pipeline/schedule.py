@@ -33,7 +33,7 @@ from simparallel.parallel.pipeline.action import (
 from simparallel.parallel.pipeline.attribution import Bubbles
 from simparallel.parallel.pipeline.mailbox import depth_of
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL, LOOP, RULES, ZIGZAG
-from simparallel.parallel.pipeline.timing import Cost, Lists, Span, Time
+from simparallel.parallel.pipeline.timing import Cost, PipelineOrder, Span, Time
 
 # The largest file that is read.
 MAX_BYTES = 1 << 26
@@ -73,7 +73,7 @@ class Schedule:
     chunks: int
     placement: str
     actions: tuple[tuple[str, ...], ...]
-    _lists: Lists = field(init=False, repr=False, compare=False)
+    _lists: PipelineOrder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches", "chunks"):
@@ -96,7 +96,7 @@ class Schedule:
         count = self.num_stages
         halves = range(count // 2), range(count // 2, count)
         chains = halves if self.placement == BIDIRECTIONAL else (range(count),)
-        object.__setattr__(self, "_lists", Lists(cells, chains))
+        object.__setattr__(self, "_lists", PipelineOrder(cells, chains))
 
     @property
     def num_stages(self) -> int:

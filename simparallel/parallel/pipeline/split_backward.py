@@ -21,7 +21,7 @@ Deliver = Callable[[Tensor, Array], None]
 Late = tuple[Node, tuple[bool, ...], Array]
 
 
-class _Ends(Reversible):
+class _JoinedRoots(Reversible):
     """The tape op that joins several tensors to one root of their backward."""
 
     def __init__(self, gradients: Sequence[Array]) -> None:
@@ -32,7 +32,7 @@ class _Ends(Reversible):
 
 
 class _Needs(NamedTuple):
-    """The context of `_Ends`."""
+    """The context of `_JoinedRoots`."""
 
     needs: tuple[bool, ...]
 
@@ -43,7 +43,7 @@ def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array
         return ends[0]
     zero = xp.zeros((), np.float32)
     tensors, gradients = [x for x, _ in ends], [gradient for _, gradient in ends]
-    node = Node(_Ends(gradients), _Needs((True,) * len(ends)), tensors)  # type: ignore[arg-type]
+    node = Node(_JoinedRoots(gradients), _Needs((True,) * len(ends)), tensors)  # type: ignore[arg-type]
     return Tensor._result(zero, node if ends else None), zero
 
 

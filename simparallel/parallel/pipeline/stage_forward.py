@@ -31,7 +31,7 @@ from simparallel.parallel.operator.interpreter import relabelled
 EVERYWHERE = -1
 
 
-class Elsewhere(AbstractInterpreter):
+class RemoteValue(AbstractInterpreter):
     """The mark of a tensor without data: the value of a stage that this rank is not running now."""
 
     def __init__(self, stage: int) -> None:
@@ -44,7 +44,7 @@ class Elsewhere(AbstractInterpreter):
         )
 
 
-class Crossing(NamedTuple):
+class StageValue(NamedTuple):
     """A value on its way to a later stage; `number` counts the values from the one stage to the other, from 0."""
 
     source: int
@@ -52,13 +52,13 @@ class Crossing(NamedTuple):
     number: int
 
 
-class Messages(Protocol):
+class StageTransport(Protocol):
     """The transport of values between stages."""
 
-    def send(self, crossing: Crossing, x: Tensor) -> None:
+    def send(self, crossing: StageValue, x: Tensor) -> None:
         """Send a value of the running stage."""
 
-    def receive(self, crossing: Crossing, like: Tensor) -> Tensor:
+    def receive(self, crossing: StageValue, like: Tensor) -> Tensor:
         """Return a value that the running stage needs, as a leaf; it has shape and dtype of `like`."""
 
 
@@ -78,7 +78,7 @@ class Full(NamedTuple):
     masks: dict[str, int]
 
 
-class Known:
+class ForwardCache:
     """The findings of forward passes, which later ones in the same modes (training, evaluation) reuse.
 
     Attributes:
@@ -143,10 +143,10 @@ class StageForward(AbstractInterpreter):
     # The memory that code between the children writes to may belong to a value of another stage.
     writes_in_place = False
 
-    def __init__(self, stage: int, switch: Switch, messages: Messages, known: Known) -> None:
+    def __init__(self, stage: int, switch: Switch, messages: StageTransport, known: ForwardCache) -> None:
         self.stage, self._switch, self._messages, self._known = stage, switch, messages, known
-        self.received: list[tuple[Crossing, Tensor]] = []
-        self.sent: list[tuple[Crossing, Tensor]] = []
+        self.received: list[tuple[StageValue, Tensor]] = []
+        self.sent: list[tuple[StageValue, Tensor]] = []
         self.used: dict[int, set[int]] = {}
         # Ids of tensors of this stage; references to them, so that no other tensor gets the same id.
         self._own: set[int] = set()
@@ -182,7 +182,7 @@ class StageForward(AbstractInterpreter):
     def stage_of(self, x: Any) -> int:
         """Return the stage of a value."""
         mark = getattr(x, "interpreter", None)
-        if type(mark) is Elsewhere:
+        if type(mark) is RemoteValue:
             return mark.stage
         return self.stage if id(x) in self._own else EVERYWHERE
 
@@ -218,7 +218,7 @@ class StageForward(AbstractInterpreter):
         return self._own_result(partial(checkpoint, part), [self._bring(x, stage) for x in inputs], {})
 
     def note_detached(self, x: Tensor, detached: Tensor) -> None:
-        if type(x.interpreter) is Elsewhere:
+        if type(x.interpreter) is RemoteValue:
             detached.interpreter = x.interpreter
         elif id(x) in self._own:
             self._mark_own(detached)
@@ -302,7 +302,7 @@ class StageForward(AbstractInterpreter):
             )
         key = id(x), target
         if key not in self._moved:
-            crossing = Crossing(source, target, self._numbers[source, target])
+            crossing = StageValue(source, target, self._numbers[source, target])
             self._numbers[source, target] += 1
             self._kept.append(x)
             self._moved[key] = x
@@ -341,11 +341,11 @@ def _spec(x: Any) -> Any:
 
 
 def _elsewhere(shape: tuple[int, ...], dtype: Any, stage: int) -> Tensor:
-    return Tensor._result(empty(shape, dtype), interpreter=Elsewhere(stage))
+    return Tensor._result(empty(shape, dtype), interpreter=RemoteValue(stage))
 
 
 def _marked(x: Any, stage: int) -> Any:
     """Return a result of a child as a value of its stage."""
-    if not isinstance(x, Tensor) or (type(x.interpreter) is Elsewhere and x.interpreter.stage == stage):
+    if not isinstance(x, Tensor) or (type(x.interpreter) is RemoteValue and x.interpreter.stage == stage):
         return x
     return _elsewhere(x.shape, x.dtype, stage)

@@ -12,7 +12,7 @@ from simparallel.base.units import format_number_of
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError
 from simparallel.nn import Module, ModuleDict, ModuleList, Parameter, Sequential
-from simparallel.parallel.pipeline.stage_forward import EVERYWHERE, Known, StageForward, Switch
+from simparallel.parallel.pipeline.stage_forward import EVERYWHERE, ForwardCache, StageForward, Switch
 
 # For each stage the names of its children, and of parameters that it uses besides.
 Stages = tuple[tuple[str, ...], ...]
@@ -51,7 +51,7 @@ class _Trace(StageForward):
 
     def __init__(self, names: Mapping[Module, Sequence[str]]) -> None:
         self.switch = Switch(dict.fromkeys(names, ()))
-        super().__init__(NO_STAGE, self.switch, None, Known())  # type: ignore[arg-type]
+        super().__init__(NO_STAGE, self.switch, None, ForwardCache())  # type: ignore[arg-type]
         self._names = names
         self.order: list[str] = []
         self.costs: list[float] = []
@@ -85,7 +85,7 @@ def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
     return sum(recorder.price_of(op.name, op, plan, each)[0] for each in work)
 
 
-class Price(NamedTuple):
+class PartCost(NamedTuple):
     """The cost of a part.
 
     Attributes:
@@ -102,7 +102,7 @@ class Price(NamedTuple):
 def traced(
     model: Module,
     run: Callable[[], Any],
-    cut: Callable[[Mapping[str, Price]], Stages],
+    cut: Callable[[Mapping[str, PartCost]], Stages],
     parts: Iterable[str] | None = None,
 ) -> Stages:
     """Return stages that follow from a run without data, with the parameters that each uses besides its children.
@@ -126,7 +126,7 @@ def traced(
     for name in (*trace.order, *unused):
         cost, result_bytes = measured.get(name, (0, 0))
         weight_bytes = sum(p.data.nbytes for p in model.get_submodule(name).parameters())
-        prices[name] = Price(cost, 2 * weight_bytes, result_bytes)
+        prices[name] = PartCost(cost, 2 * weight_bytes, result_bytes)
     stages = cut(prices)
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
     known = owners(model, stages)
@@ -138,7 +138,7 @@ def traced(
     return tuple(map(tuple, found))
 
 
-def within(limits: Sequence[tuple[float, int]], counts: Counts, prices: Mapping[str, Price]) -> Stages:
+def within(limits: Sequence[tuple[float, int]], counts: Counts, prices: Mapping[str, PartCost]) -> Stages:
     """Return stages that fit into the memory, and whose slowest one is as fast as possible.
 
     Args:

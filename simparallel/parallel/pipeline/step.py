@@ -23,7 +23,7 @@ from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
-from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward
+from simparallel.parallel.pipeline.stage_forward import ForwardCache, StageForward, StageValue
 
 if TYPE_CHECKING:
     from simparallel.parallel.pipeline.pipeline import Pipeline
@@ -36,15 +36,15 @@ _WORDS = {
 }  # fmt: skip
 
 
-class _Live(NamedTuple):
+class _PendingForward(NamedTuple):
     """A forward that awaits its backward: the values that came from other stages, and those that went there."""
 
-    received: list[tuple[Crossing, Tensor]]
-    sent: list[tuple[Crossing, Tensor]]
+    received: list[tuple[StageValue, Tensor]]
+    sent: list[tuple[StageValue, Tensor]]
     loss: Tensor | None
 
 
-class Step:
+class PipelineStep:
     """The state of one step on this rank."""
 
     def __init__(self, pipeline: Pipeline, inputs: Sequence[Any], labels: Any, optimizer: Any = None) -> None:
@@ -57,7 +57,7 @@ class Step:
         self._samples = _samples([*self._inputs, *([] if self._labels is None else [self._labels])], count)
         self._pipeline, self._schedule = pipeline, schedule
         modes = tuple(module.training for module in pipeline.model.modules())
-        self._known = pipeline._known.setdefault(modes, Known())
+        self._known = pipeline._known.setdefault(modes, ForwardCache())
         # In a dry run nothing has data.
         self._has_data = any(has_data(p.data) for p in pipeline.parameters())
         self._length, self._rank, self._ranks = pipeline._length, pipeline._rank, pipeline.ranks
@@ -74,8 +74,8 @@ class Step:
         self._loss = self._xp.zeros((), np.float64)
         self._losses: list[tuple[int, Array]] = []
         # (stage, micro-batch) -> its forward; direction, crossing, micro-batch -> a value for this rank itself.
-        self._live: dict[tuple[int, int], _Live] = {}
-        self._local: dict[tuple[int, Crossing, int], Array] = {}
+        self._live: dict[tuple[int, int], _PendingForward] = {}
+        self._local: dict[tuple[int, StageValue, int], Array] = {}
         self._late: dict[tuple[int, int], Callable[[], None]] = {}
         self._works: list[Work] = []
         # Random numbers at the start; calls of each stream of masks in a pass.
@@ -172,7 +172,7 @@ class Step:
             self.check_data("the loss", loss)
             self._loss += self._weights[self._number(stage, m)] * loss.data
             self._losses.append((self._number(stage, m), loss.data))
-        self._live[stage, m] = _Live(forward.received, forward.sent, loss if is_last else None)
+        self._live[stage, m] = _PendingForward(forward.received, forward.sent, loss if is_last else None)
 
     def check_data(self, what: str, x: Tensor) -> None:
         """Raise InputError for a value of this stage that has no data."""
@@ -220,7 +220,7 @@ class Step:
         if finish is not None:
             finish()
 
-    def _root_of(self, action: Action) -> tuple[_Live, Tensor, Array]:
+    def _root_of(self, action: Action) -> tuple[_PendingForward, Tensor, Array]:
         """Return the forward of a stage, the tensor from which its backward starts, and the gradient of that tensor."""
         stage, m = action.stage, action.microbatch
         live = self._live.pop((stage, m))
@@ -231,14 +231,14 @@ class Step:
             ends.append((live.loss, seed))
         return live, *joined([(x, gradient) for x, gradient in ends if x.requires_grad], self._xp)
 
-    def _send_back(self, action: Action, live: _Live, found: dict[int, Array]) -> None:
+    def _send_back(self, action: Action, live: _PendingForward, found: dict[int, Array]) -> None:
         mail = _Mail(self, action.stage, action.microbatch)
         for crossing, x in live.received:
             if x.requires_grad:
                 gradient = found.get(id(x))
                 mail.send_gradient(crossing, get_namespace(x.data).zeros_like(x.data) if gradient is None else gradient)
 
-    def _deliver(self, live: _Live, found: dict[int, Array], leaf: Tensor, gradient: Array) -> None:
+    def _deliver(self, live: _PendingForward, found: dict[int, Array], leaf: Tensor, gradient: Array) -> None:
         if any(leaf is x for _, x in live.received):
             found[id(leaf)] = gradient
         elif self._rank not in self._pipeline._owners.get(id(leaf), ()):
@@ -288,7 +288,7 @@ class Step:
 
     # --- messages -------------------------------------------------------------------------------------
 
-    def send(self, direction: int, crossing: Crossing, m: int, target: int, x: Array) -> None:
+    def send(self, direction: int, crossing: StageValue, m: int, target: int, x: Array) -> None:
         """Send a value to another stage; by reference, if that is on this rank."""
         rank = self._schedule.rank_of(target)
         if rank == self._rank:
@@ -296,7 +296,7 @@ class Step:
         else:
             self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, crossing, m)))
 
-    def receive(self, direction: int, crossing: Crossing, m: int, source: int, like: Tensor) -> Array:
+    def receive(self, direction: int, crossing: StageValue, m: int, source: int, like: Tensor) -> Array:
         """Return a value of another stage. A message with another shape or dtype is refused."""
         rank = self._schedule.rank_of(source)
         if rank == self._rank:
@@ -304,13 +304,13 @@ class Step:
         room = self._xp.empty(like.shape, like.dtype)
         return collectives.recv(room, self._ranks[rank], self._tag(direction, crossing, m))
 
-    def _tag(self, direction: int, crossing: Crossing, m: int) -> int:
+    def _tag(self, direction: int, crossing: StageValue, m: int) -> int:
         source, target, number = crossing
         num_stages = self._schedule.num_stages
         value = ((number * self._schedule.microbatches + m) * num_stages + source) * num_stages + target
         return (value * 2 + direction) * (CALLS * PIPELINES) + self._call
 
-    def _of_tag(self, tag: int) -> tuple[int, Crossing, int, int]:
+    def _of_tag(self, tag: int) -> tuple[int, StageValue, int, int]:
         """Return direction, crossing, micro-batch and call of a tag."""
         num_stages = self._schedule.num_stages
         rest, call = divmod(tag, CALLS * PIPELINES)
@@ -318,13 +318,13 @@ class Step:
         rest, target = divmod(rest, num_stages)
         rest, source = divmod(rest, num_stages)
         number, m = divmod(rest, self._schedule.microbatches)
-        return direction, Crossing(source, target, number), m, call
+        return direction, StageValue(source, target, number), m, call
 
     def from_last(self, x: Array | None) -> Array:
         """Return a value of the last stage on every rank of the pipeline."""
         last = self._schedule.rank_of(self._length - 1)
         # No stage sends a value to itself by message.
-        tag = self._tag(FORWARDS, Crossing(self._length - 1, self._length - 1, 0), 0)
+        tag = self._tag(FORWARDS, StageValue(self._length - 1, self._length - 1, 0), 0)
         if self._rank != last:
             return _received(self._xp, self._ranks[last], tag)
         if x is None:
@@ -338,30 +338,30 @@ class Step:
 class _Mail(NamedTuple):
     """The messages of one forward or backward: crossings count stages from the input of their own replica."""
 
-    step: Step
+    step: PipelineStep
     stage: int
     microbatch: int
 
-    def _global(self, crossing: Crossing) -> Crossing:
+    def _global(self, crossing: StageValue) -> StageValue:
         start = self.stage - self.stage % self.step._length
-        return Crossing(crossing.source + start, crossing.target + start, crossing.number)
+        return StageValue(crossing.source + start, crossing.target + start, crossing.number)
 
-    def send(self, crossing: Crossing, x: Tensor) -> None:
+    def send(self, crossing: StageValue, x: Tensor) -> None:
         own = self._global(crossing)
         self.step.check_data(f"a value of stage {own.source} for stage {own.target}", x)
         self.step.send(FORWARDS, own, self.microbatch, own.target, x.data)
 
-    def receive(self, crossing: Crossing, like: Tensor) -> Tensor:
+    def receive(self, crossing: StageValue, like: Tensor) -> Tensor:
         own = self._global(crossing)
         x = as_tensor(self.step.receive(FORWARDS, own, self.microbatch, own.source, like))
         x.requires_grad = x.dtype.kind == "f"
         return x
 
-    def send_gradient(self, crossing: Crossing, gradient: Array) -> None:
+    def send_gradient(self, crossing: StageValue, gradient: Array) -> None:
         own = self._global(crossing)
         self.step.send(BACKWARDS, own, self.microbatch, own.source, gradient)
 
-    def gradient_of(self, crossing: Crossing, like: Tensor) -> Array:
+    def gradient_of(self, crossing: StageValue, like: Tensor) -> Array:
         own = self._global(crossing)
         return self.step.receive(BACKWARDS, own, self.microbatch, own.target, like)
 

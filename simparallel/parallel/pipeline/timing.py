@@ -46,7 +46,7 @@ class Cost:
     messages: int
 
 
-class Lists(NamedTuple):
+class PipelineOrder(NamedTuple):
     """The cells of each rank, and how the stages are connected.
 
     Attributes:
@@ -98,7 +98,7 @@ class Lists(NamedTuple):
         return found
 
 
-def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0) -> list[list[Span]]:
+def spans(lists: PipelineOrder, duration: Callable[[Action], float], message: float = 0) -> list[list[Span]]:
     """Return the start and end of each cell of each rank.
 
     Args:
@@ -138,7 +138,7 @@ def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0)
 
 
 def arrivals(
-    lists: Lists, cell: Cell, rank: int, rank_of: dict[int, int], ended: dict[Action, float], message: float
+    lists: PipelineOrder, cell: Cell, rank: int, rank_of: dict[int, int], ended: dict[Action, float], message: float
 ) -> list[tuple[float, Action]] | None:
     """Return arrival time and action of each result that a cell needs; None if one is not known yet."""
     found = []
@@ -153,7 +153,7 @@ def arrivals(
     return found
 
 
-def _stuck(lists: Lists, found: list[list[Span]], ended: dict[Action, float]) -> ScheduleError:
+def _stuck(lists: PipelineOrder, found: list[list[Span]], ended: dict[Action, float]) -> ScheduleError:
     """Return the error of ranks that wait for each other: the cycle, or the action that no rank does."""
     told = []
     doers = {action: rank for rank, cells in enumerate(lists.cells) for cell in cells for action in cell}
@@ -209,7 +209,7 @@ def live(cells: Sequence[Cell], releases: tuple[str, ...]) -> int:
     return peak
 
 
-def cost(lists: Lists, duration: Callable[[Action], float], message: float) -> Cost:
+def cost(lists: PipelineOrder, duration: Callable[[Action], float], message: float) -> Cost:
     """Return the cost of a schedule."""
     each = spans(lists, duration, message)
     work = [sum(duration(action) for cell in cells for action in cell) for cells in lists.cells]

@@ -12,8 +12,8 @@ from typing import Any
 
 from simparallel.autograd import Coalesce, Replicate, Tensor
 from simparallel.autograd.op import instance
-from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.backend import Array, get_namespace, random_state
+from simparallel.autograd.tape import FlatSlice, Node, grad_mode
+from simparallel.backend import random_state
 from simparallel.clock.recorder import current_recorder, use_recorder
 from simparallel.comm import current, is_running, use_communicator
 from simparallel.errors import DeviceMismatchError, InputError
@@ -100,33 +100,13 @@ def _parts(flat: Tensor, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
     parts: dict[int, Tensor] = {}
     start = 0
     for key, x in tensors.items():
-        where = slice(start, start + x.size)
-        start = where.stop
-        node = None
+        stop, node = start + x.size, None
         if flat.requires_grad:
-            node = Node(_Part(flat, where), SimpleNamespace(needs=(True,)), (flat,))  # type: ignore[arg-type]
-        parts[key] = Tensor._result(flat.data[where].reshape(x.shape), node, flat._device)
+            op = FlatSlice(f"replicate({start}:{stop})", start, flat.size)
+            node = Node(op, SimpleNamespace(needs=(True,)), (flat,))  # type: ignore[arg-type]
+        parts[key] = Tensor._result(flat.data[start:stop].reshape(x.shape), node, flat._device)
+        start = stop
     return parts
-
-
-class _Part(Reversible):
-    """Tape op of a slice of a flat tensor: adds its gradient to the slice of the flat gradient, in place."""
-
-    adds_onto = True
-
-    def __init__(self, flat: Tensor, where: slice) -> None:
-        self._size, self._where = flat.size, where
-
-    def run_backward(self, context: Any, dy: Array) -> list[Array | None]:
-        # Gradient that other slices have contributed so far; None for the first.
-        whole = context.onto
-        if whole is None:
-            whole = get_namespace(dy).zeros(self._size, dtype=dy.dtype)
-        whole[self._where] += dy.reshape(-1)
-        return [whole]
-
-    def __repr__(self) -> str:
-        return f"replicate({self._where.start}:{self._where.stop})"
 
 
 # --- parallel_apply -----------------------------------------------------------------------------

@@ -4,7 +4,8 @@
     MindSpore's   RANK_TABLE_FILE with RANK_ID, or with DEVICE_ID (and SERVER_ID, if there are several servers);
                   RANK_ID and RANK_SIZE without a table
 
-Ranks of one job have the same port, table and job ids: `Identity.key` is a hash of these. All must be on this machine.
+Ranks of one job have the same port, table and job ids: `RankIdentity.key` is a hash of these. All must be on this
+machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NODE_VARIABLES = ("GROUP_RANK", "NODE_RANK", "SERVER_ID")
 
 
 @dataclass(frozen=True)
-class Identity:
+class RankIdentity:
     """One rank of a job, as its environment describes it.
 
     Attributes:
@@ -107,7 +108,7 @@ class Identity:
         return max(1, int(told))
 
 
-def identify(environment: Mapping[str, str]) -> Identity:
+def identify(environment: Mapping[str, str]) -> RankIdentity:
     """Return the identity that the variables describe.
 
     Raises:
@@ -136,7 +137,7 @@ def identify(environment: Mapping[str, str]) -> Identity:
         table = load(path)
         check_servers(table)
         place, node = _place_in(table, numbers)
-        return Identity(
+        return RankIdentity(
             place, table.world_size, node, table.device_ids[place], port, table, job, given, (*notes, *table.warnings)
         )
     rank, world_size = _same(numbers, "RANK", "RANK_ID"), _same(numbers, "WORLD_SIZE", "RANK_SIZE")
@@ -148,7 +149,7 @@ def identify(environment: Mapping[str, str]) -> Identity:
     if not rank < world_size:
         rank_name = "RANK" if "RANK" in numbers else "RANK_ID"
         raise LaunchError(f"init: {rank_name}={rank}, but {size_name}={world_size}: ranks are 0 … {world_size - 1}.")
-    return Identity(rank, world_size, _node(numbers, rank), numbers.get("DEVICE_ID"), port, None, job, given)
+    return RankIdentity(rank, world_size, _node(numbers, rank), numbers.get("DEVICE_ID"), port, None, job, given)
 
 
 def _number(name: str, text: str) -> int:

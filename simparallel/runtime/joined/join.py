@@ -31,7 +31,7 @@ from simparallel.comm.transport import DEFAULT_TIMEOUT_S, UNSEEN_END, AbstractTr
 from simparallel.errors import CommError, DeadlockError, InputError, LaunchError, RankFailedError
 from simparallel.machine.cluster import describe
 from simparallel.runtime.environment import variables
-from simparallel.runtime.joined.identity import Identity, identify
+from simparallel.runtime.joined.identity import RankIdentity, identify
 from simparallel.runtime.joined.rendezvous import Meeting, meet, tell
 from simparallel.runtime.ranks.leaving import Leaving
 from simparallel.runtime.title import set_name
@@ -104,7 +104,7 @@ class JoinedTransport(ShmTransport):
         super().start()
         # Only the main thread may set signal handlers.
         if threading.current_thread() is threading.main_thread():
-            _Watch(self, Ends(self.meeting))
+            _FailureWatch(self, Ends(self.meeting))
 
     def check_health(self, needed: Condition, describe: Callable[[], str]) -> None:
         self._ends.note()
@@ -151,7 +151,7 @@ class JoinedTransport(ShmTransport):
         os._exit(code)
 
 
-class _Watch:
+class _FailureWatch:
     """A watch that stops a rank outside of collectives after another rank's failure: the main thread raises it.
 
     The exception is raised by a SIGINT handler, since a signal also interrupts blocking calls. Ctrl-C keeps its
@@ -290,7 +290,7 @@ def join(variable: str, count: int, timeout_s: float | None, start_timeout_s: fl
     return True
 
 
-class Place(NamedTuple):
+class Connection(NamedTuple):
     """The place of this process among the others: how it reaches them, and the ranks of each node."""
 
     transport: Any
@@ -298,7 +298,7 @@ class Place(NamedTuple):
     medium: Medium
 
 
-def _here(timeout_s: float, start_timeout_s: float) -> Place | None:
+def _here(timeout_s: float, start_timeout_s: float) -> Connection | None:
     """Meet the other processes of the job, all on this machine; return None if there are none."""
     identity = identify(os.environ)
     # All ranks have the same notes.
@@ -310,10 +310,10 @@ def _here(timeout_s: float, start_timeout_s: float) -> Place | None:
     meeting = meet(identity, start_timeout_s, tell)
     settle(identity, meeting)
     transport = JoinedTransport(meeting, identity.rank, timeout_s, faults=faults_of(faults, identity.rank))
-    return Place(transport, meeting.nodes, SHARED_MEMORY)
+    return Connection(transport, meeting.nodes, SHARED_MEMORY)
 
 
-def _over_mpi(variable: str, count: int, timeout_s: float) -> Place | None:
+def _over_mpi(variable: str, count: int, timeout_s: float) -> Connection | None:
     """Meet the other processes over MPI; return None if there are none, and the launcher stated no number."""
     told = f"init: {variable}={os.environ[variable]} says that another launcher started "
     told += f"{count} processes" if count else "this process"
@@ -329,7 +329,7 @@ def _over_mpi(variable: str, count: int, timeout_s: float) -> Place | None:
     everyone = mpi.world()
     if everyone.size > 1:
         # A duplicate, so that our messages and those of a script that uses mpi4py itself cannot meet.
-        return Place(mpi.MpiTransport(everyone.Dup(), timeout_s), mpi.nodes_of(everyone), MPI_MESSAGES)
+        return Connection(mpi.MpiTransport(everyone.Dup(), timeout_s), mpi.nodes_of(everyone), MPI_MESSAGES)
     if count == 0:
         return None
     raise LaunchError(
@@ -338,7 +338,7 @@ def _over_mpi(variable: str, count: int, timeout_s: float) -> Place | None:
     )
 
 
-def settle(identity: Identity, meeting: Meeting) -> None:
+def settle(identity: RankIdentity, meeting: Meeting) -> None:
     """Set this process's environment variables to those of its rank, under the names of all launchers."""
     masters = {name: identity.given[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in identity.given}
     os.environ.update(variables(identity.rank, meeting.nodes, meeting.device_ids, masters))

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from simparallel.comm.memory.segment import ControlMap, Segment
+from simparallel.comm.memory.segment import ControlMap, SharedSegment
 from simparallel.errors import LaunchError
-from simparallel.runtime.joined.identity import Identity
+from simparallel.runtime.joined.identity import RankIdentity
 from simparallel.runtime.joined.sockets import (
     FDS_AT_ONCE,
     Folder,
@@ -59,7 +59,7 @@ class Meeting:
         device_ids: number of each rank's device.
     """
 
-    segment: Segment
+    segment: SharedSegment
     lives: dict[int, int]
     nodes: list[list[int]]
     device_ids: list[int]
@@ -71,7 +71,7 @@ class Hello:
 
     Attributes:
         protocol, layout: versions of this protocol and of the shared memory.
-        key, rank, world_size, node, device_id: see `Identity`.
+        key, rank, world_size, node, device_id: see `RankIdentity`.
     """
 
     protocol: int
@@ -83,7 +83,7 @@ class Hello:
     device_id: int | None
 
 
-def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
+def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
     """Wait until all ranks of the job have arrived.
 
     Args:
@@ -137,7 +137,7 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
 class _Leader:
     """The first rank of the job to arrive: it waits for the others, and gives them the memory."""
 
-    def __init__(self, identity: Identity, hello: Hello, folder: Folder, limit_s: float, tell: Tell) -> None:
+    def __init__(self, identity: RankIdentity, hello: Hello, folder: Folder, limit_s: float, tell: Tell) -> None:
         self._identity = identity
         self._folder = folder
         self._limit_s = limit_s
@@ -295,7 +295,7 @@ class _Leader:
         nodes = [[rank for rank in range(size) if self._hellos[rank].node == label] for label in labels]
         ids = [self._hellos[rank].device_id for rank in range(size)]
         device_ids = [_local(nodes, rank) if number is None else number for rank, number in enumerate(ids)]
-        segment = Segment(size)
+        segment = SharedSegment(size)
         for rank, pid in self._pids.items():
             segment.words[segment.map.pid(rank)] = pid
         lives = {**self._lives, self._identity.rank: life}
@@ -326,7 +326,7 @@ def _ranks(ranks: list[int]) -> str:
 # --- the others --------------------------------------------------------------------------------------------
 
 
-def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, life: int) -> Meeting | None:
+def _follow(identity: RankIdentity, hello: Hello, folder: Folder, deadline: float, life: int) -> Meeting | None:
     """Connect to the leader and wait for the memory; return None if there is no leader."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
@@ -354,7 +354,7 @@ def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, l
         # The descriptors of the other ranks come in several messages; on an error none may stay open.
         lives: dict[int, int] = {}
         try:
-            segment = Segment(identity.world_size, fd=fds[0])
+            segment = SharedSegment(identity.world_size, fd=fds[0])
             while len(lives) < identity.world_size - 1:
                 some, fds = _next(connection, identity, deadline, leader)
                 if some is None:
@@ -367,7 +367,7 @@ def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, l
 
 
 def _next(
-    connection: socket.socket, identity: Identity, deadline: float, leader: str
+    connection: socket.socket, identity: RankIdentity, deadline: float, leader: str
 ) -> tuple[dict[str, Any] | None, list[int]]:
     """Receive the next message of the leader; None if the leader has gone.
 

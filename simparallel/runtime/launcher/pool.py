@@ -31,7 +31,7 @@ from simparallel.base.blas import THREAD_VARIABLES, default_threads
 from simparallel.base.callsite import PACKAGE, cell_of
 from simparallel.base.system import missing_for_processes
 from simparallel.comm.memory.memfd import open_unnamed
-from simparallel.comm.memory.segment import Segment
+from simparallel.comm.memory.segment import SharedSegment
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
 from simparallel.runtime.launcher.run import LOOK_S, Note, Run
@@ -154,7 +154,7 @@ class Pool:
             self.logs = logs
             undo.callback(self.logs.close)
             # Unnamed shared memory: the kernel frees it with its last descriptor, however the processes end.
-            self.segment = Segment(self.world_size, arena_bytes=arena_bytes)
+            self.segment = SharedSegment(self.world_size, arena_bytes=arena_bytes)
             undo.callback(self.segment.close_fd)
             # One connection for each rank, and one to the host, which reports the ends of processes.
             ends = []
@@ -374,7 +374,7 @@ def _close(
     connections: list[Connection],
     logs: LogFiles,
     life_write: int,
-    segment: Segment,
+    segment: SharedSegment,
 ) -> None:
     """Shut down the connections, wait, kill; close every descriptor. Runs once, at the latest at exit.
 

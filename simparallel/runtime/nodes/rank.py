@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from simparallel.comm.fault_spec import VARIABLE, faults_of, parse
 from simparallel.errors import SimParallelError
 from simparallel.machine.ranktable import load
-from simparallel.runtime.joined.identity import Identity
+from simparallel.runtime.joined.identity import RankIdentity
 from simparallel.runtime.joined.join import JoinedTransport
 from simparallel.runtime.joined.rendezvous import meet, tell
 from simparallel.runtime.ranks.rank import flush_output
@@ -26,7 +26,7 @@ class NodeConfig(Config):
     """The configuration of a rank.
 
     Attributes:
-        rank, node, port, job, given, command: see `Identity`.
+        rank, node, port, job, given, command: see `RankIdentity`.
         rank_table: path of the table, or "".
         start_timeout_s: seconds to wait for the other nodes.
         launcher: pid of the launcher.
@@ -70,7 +70,7 @@ def _die_with_the_launcher(pid: int) -> None:
 
 def _play(config: NodeConfig) -> Outcome:
     table = load(config.rank_table) if config.rank_table else None
-    identity = Identity(
+    identity = RankIdentity(
         config.rank,
         config.world_size,
         config.node,

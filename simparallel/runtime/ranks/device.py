@@ -24,7 +24,7 @@ from simparallel.base.units import format_bytes
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.fault_spec import faults_of
 from simparallel.comm.memory.arena import Arena
-from simparallel.comm.memory.segment import Segment
+from simparallel.comm.memory.segment import SharedSegment
 from simparallel.comm.shm.transport import ShmTransport
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
@@ -153,7 +153,7 @@ class ToLauncher:
 def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams, host_life: int) -> None:
     connection = Connection(wiring.connection_fds[rank])
     launcher = ToLauncher(connection)
-    segment = Segment(wiring.world_size, fd=wiring.segment_fd)
+    segment = SharedSegment(wiring.world_size, fd=wiring.segment_fd)
     arena = Arena(segment, rank)
     last: Communicator | None = None
     imported = Imported()

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from simparallel.base import blas
 from simparallel.comm.memory.memfd import is_disabled
-from simparallel.comm.memory.segment import Segment
+from simparallel.comm.memory.segment import SharedSegment
 from simparallel.runtime.ranks.device import Wiring, device_main
 from simparallel.runtime.title import set_title
 
@@ -164,7 +164,7 @@ def _watch(
     devices: list[BaseProcess], control: Connection, wiring: Wiring, launcher_pid: int, log: logging.Logger
 ) -> None:
     """Report each device that ends, at once, until the launcher closes its end of `control` or dies."""
-    segment = Segment(wiring.world_size, fd=wiring.segment_fd)
+    segment = SharedSegment(wiring.world_size, fd=wiring.segment_fd)
     alive = {_death_of(device.pid) or device.sentinel: (rank, device) for rank, device in enumerate(devices)}
     launcher = _death_of(launcher_pid) or wiring.life_fd
     # The launcher may have died before we began to watch it.

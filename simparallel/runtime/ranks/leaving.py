@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from simparallel.comm import Communicator
-from simparallel.comm.memory.segment import DONE, Segment
+from simparallel.comm.memory.segment import DONE, SharedSegment
 from simparallel.runtime.ranks.rank import finish
 from simparallel.runtime.reports import check_received, failure_report
 
@@ -18,7 +18,7 @@ class EndingTransport(Protocol):
     """The part of the transport of such a rank that its end needs, beside that of every transport."""
 
     rank: int
-    segment: Segment
+    segment: SharedSegment
 
     def state_of(self, rank: int) -> int: ...
 

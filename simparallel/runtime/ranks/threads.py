@@ -17,8 +17,8 @@ from simparallel.clock.recorder import Recorder
 from simparallel.comm.communicator import Communicator
 from simparallel.comm.fault_spec import faults_of
 from simparallel.comm.group import Medium
-from simparallel.comm.inline import InlineTransport, Turns
-from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
+from simparallel.comm.inline import InlineTransport, RoundRobin
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, SharedSegment
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.errors import DeadlineError, LaunchError
 from simparallel.rank_local import RankLocal
@@ -53,7 +53,7 @@ def run_threads(
     tell: Tell | None = None,
     arena_bytes: int = 0,
     medium: Medium = SHARED_MEMORY,
-    segment: Segment | None = None,
+    segment: SharedSegment | None = None,
     recorder_type: type[Recorder] = Recorder,
 ) -> list[Outcome]:
     """Run `call()` on ranks that are threads; return one outcome per rank that runs, in order.
@@ -75,17 +75,17 @@ def run_threads(
     """
     depth = _nested.depth + 1
     check_depth(depth)
-    segment = segment or Segment(settings.cluster.world_size, arena_bytes=arena_bytes or ARENA_BYTES)
+    segment = segment or SharedSegment(settings.cluster.world_size, arena_bytes=arena_bytes or ARENA_BYTES)
     num_threads = len(segment.ranks)
     draws = Draws(num_threads)
-    turns = Turns(num_threads, draws.leave, draws.enter)
+    turns = RoundRobin(num_threads, draws.leave, draws.enter)
     transports = [
         InlineTransport(
             segment, rank, turns, settings.timeout_s, check=settings.check, faults=faults_of(settings.faults, rank)
         )
         for rank in segment.ranks
     ]
-    watch = _Watch(segment, turns, call, settings.timeout_s)
+    watch = _ThreadWatch(segment, turns, call, settings.timeout_s)
 
     communicators: dict[int, Communicator] = {}
 
@@ -134,7 +134,7 @@ def run_threads(
     return watch.outcomes
 
 
-class _Watch:
+class _ThreadWatch:
     """The watch over ranks that are threads: wait for their end, and interrupt a rank that blocks the others.
 
     A thread is interrupted by an exception that Python raises between two of its instructions. A call that does not
@@ -146,7 +146,7 @@ class _Watch:
         left_behind: turns whose threads still run although the run has ended.
     """
 
-    def __init__(self, segment: Segment, turns: Turns, call: Callable[[], Any], timeout_s: float) -> None:
+    def __init__(self, segment: SharedSegment, turns: RoundRobin, call: Callable[[], Any], timeout_s: float) -> None:
         num_threads = len(segment.ranks)
         self.outcomes = [Outcome(rank) for rank in segment.ranks]
         self.calls = [_Call(call, self._is_interrupted) for _ in range(num_threads)]

@@ -127,7 +127,7 @@ def raw(array: np.ndarray) -> memoryview:
     return memoryview(data)
 
 
-class Claim(NamedTuple):
+class HeldTensor(NamedTuple):
     """A rank's description of the tensor, or slice of one, that it holds."""
 
     # The dtype, as safetensors spells it.
@@ -146,7 +146,7 @@ class Claim(NamedTuple):
         return prod(self.region.shape) * DTYPES[self.code].itemsize
 
 
-def describe(name: str, value: Any) -> tuple[np.ndarray, Claim]:
+def describe(name: str, value: Any) -> tuple[np.ndarray, HeldTensor]:
     """Return a tensor or `TensorSlice` as an array on the host, and its description. Raises CheckpointError."""
     sliced = isinstance(value, TensorSlice)
     array = host_array(name, value.array if sliced else value)
@@ -154,7 +154,7 @@ def describe(name: str, value: Any) -> tuple[np.ndarray, Claim]:
     region = Region.of(name, shape, value.slices if sliced else None)
     if region.shape != array.shape:
         raise CheckpointError(f"{name}: the slice has shape {region.shape}, the array {array.shape}.")
-    return array, Claim(CODES[array.dtype], shape, sliced, region, blocks(region, array))
+    return array, HeldTensor(CODES[array.dtype], shape, sliced, region, blocks(region, array))
 
 
 def blocks(region: Region, array: np.ndarray) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from simparallel.errors import CheckpointError, LayoutError
 from simparallel.layout.layout import Layout
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import DTYPES, Claim, FilePlan, TensorSlice, describe, listed, plan_file
+from simparallel.train.checkpoint.arrays import DTYPES, FilePlan, HeldTensor, TensorSlice, describe, listed, plan_file
 from simparallel.train.checkpoint.reader import CheckpointReader
 from simparallel.train.ddp_wrappers import bare
 from simparallel.world.rank import get_rank
@@ -27,7 +27,7 @@ Entries = dict[str, list[dict[str, Any]]]
 _Place = tuple[Layout | None, tuple[int, ...] | None]
 
 
-class Parts:
+class TrainState:
     """The stateful objects of a training run, by name, in the order of loading.
 
     Args:
@@ -135,7 +135,7 @@ class Contents:
         CheckpointError: a state that is not plain data, or a slice that does not fit.
     """
 
-    def __init__(self, parts: Parts, tensors: Mapping[str, Any], extra: Any) -> None:
+    def __init__(self, parts: TrainState, tensors: Mapping[str, Any], extra: Any) -> None:
         given: dict[str, Any] = {}
         self.trees = {name: trees.encode(x.state_dict(), given, (name,)) for name, x in parts.objects.items()}
         given = {name: parts.slice_of(name, value) for name, value in given.items()}
@@ -158,7 +158,7 @@ def file_name(rank: int) -> str:
     return f"rank_{rank}.safetensors"
 
 
-def make_plan(claims_by_rank: Sequence[Mapping[str, Claim]]) -> tuple[Entries, dict[int, FilePlan]]:
+def make_plan(claims_by_rank: Sequence[Mapping[str, HeldTensor]]) -> tuple[Entries, dict[int, FilePlan]]:
     """Assign writers: each value is written once, the bytes balanced over the ranks that hold it.
 
     Returns:
@@ -222,7 +222,7 @@ def _owners(ranks: list[int], world_size: int) -> list[int] | None:
     return None if len(ranks) == world_size else ranks
 
 
-def _check_slices(name: str, values: Sequence[tuple[Claim, list[int]]]) -> None:
+def _check_slices(name: str, values: Sequence[tuple[HeldTensor, list[int]]]) -> None:
     """Check that the ranks' slices belong to one tensor and tile it. Raises CheckpointError."""
     fits = len({(claim.code, claim.shape, claim.sliced) for claim, _ in values}) == 1
     if fits:

@@ -31,9 +31,9 @@ from simparallel.comm import Group, current
 from simparallel.errors import CheckpointError
 from simparallel.layout.layout import Layout
 from simparallel.train.checkpoint.arrays import listed, on_disk
-from simparallel.train.checkpoint.contents import OWN, Contents, Parts, file_name, make_plan, merge_parts
+from simparallel.train.checkpoint.contents import OWN, Contents, TrainState, file_name, make_plan, merge_parts
 from simparallel.train.checkpoint.reader import MANIFEST, CheckpointReader, to_bytes
-from simparallel.train.checkpoint.team import Team
+from simparallel.train.checkpoint.team import RankBarrier
 
 # At least 6 and 4 digits, so that a listing is sorted in usual runs; larger numbers still match.
 _NAME = re.compile(r"ckpt-([0-9]{6,18})-([0-9]{4,18})")
@@ -170,15 +170,15 @@ class CheckpointManager:
         Cost: one SHA-256 of this rank's state, one write of its share; memory for a copy of the
             state, as `state_dict()` makes it.
         """
-        team = Team(group)
-        name, contents = "", Contents(Parts(), {}, None)
+        team = RankBarrier(group)
+        name, contents = "", Contents(TrainState(), {}, None)
         try:
             # The ranks agree three times: on the contents, after writing the files, and after the rename. A failure on
             # one rank raises on all of them at the next agreement.
             with team.attempt():
                 if team.rank == 0:
                     name = self._begin(step)
-                parts = Parts(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
+                parts = TrainState(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
                 contents = Contents(parts, tensors or {}, extra)
             told = team.agree((name, contents.claims, contents.trees))
             # Only the first rank has made a name; all write into its directory.
@@ -260,11 +260,11 @@ class CheckpointManager:
         Cost: each rank reads only the slices it needs; memory for two copies of the state, the new one and
             the old one, for a roll-back if any rank fails.
         """
-        team = Team(group)
+        team = RankBarrier(group)
         # A placeholder, in case the attempt below fails before it is replaced.
-        parts = Parts()
+        parts = TrainState()
         with team.attempt():
-            parts = Parts(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
+            parts = TrainState(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
         failed: list[Path] = []
         error = None
         while True:
@@ -373,7 +373,9 @@ def _temporary(name: str) -> str:
     return f"{name}.tmp-{secrets.token_hex(8)}"
 
 
-def read_states(team: Team, path: Path, parts: Parts, verify: bool) -> tuple[CheckpointReader, dict[str, Any]]:
+def read_states(
+    team: RankBarrier, path: Path, parts: TrainState, verify: bool
+) -> tuple[CheckpointReader, dict[str, Any]]:
     """Read the state dicts of the parts in the checkpoint into host memory; the reader is closed afterwards.
 
     Raises:
@@ -393,7 +395,7 @@ def read_states(team: Team, path: Path, parts: Parts, verify: bool) -> tuple[Che
     return reader, states
 
 
-def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapping[str, Any]) -> None:
+def load_states(team: RankBarrier, reader: CheckpointReader, parts: TrainState, states: Mapping[str, Any]) -> None:
     """Load the states into their objects. Raises CheckpointError on all ranks alike, with everything rolled back."""
     # A part in `own` that no rank saved stays unchanged.
     names = [name for name in parts.objects if name in states or not name.startswith(OWN)]
@@ -421,7 +423,7 @@ def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapp
         raise
 
 
-def _check_stand_ins(team: Team, reader: CheckpointReader) -> None:
+def _check_stand_ins(team: RankBarrier, reader: CheckpointReader) -> None:
     """Refuse, or warn of, values that differed between the saving ranks if this rank has none of its own."""
     held = f"{reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
     # Differing plain data cannot be divided among other ranks, unlike random states and parts in `own`, which restart

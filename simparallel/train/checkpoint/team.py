@@ -10,7 +10,7 @@ from simparallel.comm import Group, current
 from simparallel.errors import CheckpointError, CommError
 
 
-class Team:
+class RankBarrier:
     """The ranks of a group during a job in which any of them may fail.
 
     Each rank works in `attempt()`, which records an error instead of raising it; `agree` then exchanges the errors

@@ -21,7 +21,7 @@ from simparallel.layout.layout import Layout
 from simparallel.parallel import AutoParallel, distribute_tensor, implicit_redistributions, implicit_replication
 from simparallel.parallel.operator import interpreter
 from simparallel.parallel.operator.explain import Input
-from simparallel.parallel.operator.op_call import Call
+from simparallel.parallel.operator.op_call import OpCall
 
 # Cuts of height and width; at least as many devices.
 CUTS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 3), (2, 4))
@@ -107,7 +107,7 @@ def received():
 def check(op, inputs, strategy, devices):
     y, dy, grads = run_serial(op, inputs)
     op.shard(strategy)
-    call = Call(op, [Input(ops.Spec(x.shape, x.dtype)) for x in inputs], devices)
+    call = OpCall(op, [Input(ops.Spec(x.shape, x.dtype)) for x in inputs], devices)
     layouts = list(call.sharding.input_layouts)
     plan = op.plan(*(x.shape for x in inputs), device_num=devices, dtype=np.float64)
     results = sp.launch(run_cut, (op, inputs, dy, layouts), world_size=devices, transport="inline")
@@ -144,7 +144,7 @@ def test_winograd_inputs_are_widened(cuts):
     y, dy, grads = run_serial(op, [x, w])
     op.shard(((1, 1, *cuts), (1, 1, 1, 1)))
     devices = prod(cuts)
-    layouts = Call(op, [Input(ops.Spec(a.shape, a.dtype)) for a in (x, w)], devices).sharding.input_layouts
+    layouts = OpCall(op, [Input(ops.Spec(a.shape, a.dtype)) for a in (x, w)], devices).sharding.input_layouts
     for found, found_grads, _ in sp.launch(run_cut, (op, [x, w], dy, layouts), world_size=devices, transport="inline"):
         for a, b in zip((found, *found_grads), (y, *grads), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-2)

@@ -15,7 +15,7 @@ import simparallel as sp
 from simparallel import nn
 from simparallel.errors import DeadlockError, RunFailedError, ScheduleError, ShapeError
 from simparallel.parallel import Pipeline
-from simparallel.parallel.pipeline.step import Step
+from simparallel.parallel.pipeline.step import PipelineStep
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -45,8 +45,8 @@ def _train(fault):
     network = nn.Sequential(*[Part(fault if i == 2 else "") for i in range(4)])
     pipeline = Pipeline(network, _square, 8)
     if fault == "tag" and sp.get_rank() == 1:
-        tag = Step._tag
-        Step._tag = lambda step, direction, crossing, m: tag(step, direction, crossing, m if m != 3 else 5)
+        tag = PipelineStep._tag
+        PipelineStep._tag = lambda step, direction, crossing, m: tag(step, direction, crossing, m if m != 3 else 5)
     x = np.ones((16, 4), np.float32)
     pipeline.step(x, x)
 

@@ -10,7 +10,7 @@ from simparallel import Group, Tensor, get_rank, get_world_size, pipeline_schedu
 from simparallel.compat.front import public_names, refuse, unused
 from simparallel.errors import InputError
 from simparallel.nn import Module
-from simparallel.parallel.pipeline.own_parts import Chain, Entered, Part, PlacedPipeline
+from simparallel.parallel.pipeline.own_parts import Chain, Entered, PlacedPipeline, StageModule
 from simparallel.parallel.pipeline.stages import cut_at, parts_of, traced
 
 
@@ -89,7 +89,7 @@ class Pipe:
         """Return the children of a stage, under their names in the model. Raises InputError for an unknown stage."""
         if not 0 <= stage_idx < self.num_stages:
             raise InputError(f"Pipe: there is no stage {stage_idx!r}; there are {self.num_stages} from 0.")
-        return Part(self._module, self._stages[stage_idx])
+        return StageModule(self._module, self._stages[stage_idx])
 
     def build_stage(self, stage_index: int, device: Any = None, group: Group | None = None) -> PipelineStage:
         """Return a stage for a schedule; arguments as for `PipelineStage`."""
