@@ -266,7 +266,7 @@ def test_shared_cores_do_not_overlap(shares):
 
     def clock():
         overlapped()
-        return sp.hardware.recorder.current_recorder().now_ps / 1e12
+        return sp.clock.recorder.current_recorder().now_ps / 1e12
 
     for found in sp.launch(clock, world_size=2, device=spec, transport="inline"):
         assert found == pytest.approx(step_s)
