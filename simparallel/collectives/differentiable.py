@@ -41,7 +41,7 @@ Move = Callable[[Array], Array]
 class _Collective(Reversible):
     """The op of a collective on the tape; also its own `ctx`."""
 
-    def __init__(self, name: str, adjoint: Move, device: Any, needs: tuple[bool, ...] = (True,)) -> None:
+    def __init__(self, name: str, adjoint: Move, device: Any, needs: tuple[bool, ...]) -> None:
         self._name, self._adjoint, self._device, self.needs = name, adjoint, device, needs
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
@@ -65,16 +65,22 @@ def _communicate(purpose: str, move: Move, x: Array, device: Any) -> Array:
 def _call(name: str, x: Any, forward: Move, adjoint: Move) -> Tensor:
     """Run `forward(x)`, and record it on the tape if x needs a gradient."""
     x = _plain(name, x)
-    needs = grad_mode.enabled and x.requires_grad
+    return _run(name, (x,), grad_mode.enabled and x.requires_grad, forward, adjoint)
+
+
+def _run(name: str, inputs: tuple[Tensor, ...], is_recorded: bool, forward: Move, adjoint: Move) -> Tensor:
+    """Run `forward` on the data of the input, if this rank has one; only a floating-point result is on the tape."""
+    device = inputs[0]._device if inputs else None
     # With and without a gradient are different calls, because only one of them has a backward to match.
-    purpose = f"functions.{name} {'with' if needs else 'without'} a gradient"
-    y = _communicate(purpose, forward, x.data, x._device or FIRST)
-    _hold(y)
-    node = None
-    if needs:
-        op: Any = _Collective(name, adjoint, x._device or FIRST)
-        node = Node(op, op, (x,))
-    return Tensor._result(y, node, x._device)
+    purpose = f"functions.{name} {'with' if is_recorded else 'without'} a gradient"
+    y = _communicate(purpose, forward, inputs[0].data if inputs else np.empty(0), device or FIRST)
+    recorder, node = current_recorder(), None
+    if recorder is not None:
+        recorder.memory.hold(y, ACTIVATIONS)
+    if is_recorded and y.dtype.kind == "f":
+        op: Any = _Collective(name, adjoint, device or FIRST, tuple(x.requires_grad for x in inputs))
+        node = Node(op, op, inputs)
+    return Tensor._result(y, node, device)
 
 
 def _plain(name: str, x: Any) -> Tensor:
@@ -85,12 +91,6 @@ def _plain(name: str, x: Any) -> Tensor:
             "redistribute(layout), or full_tensor() for a plain one."
         )
     return x
-
-
-def _hold(y: Array) -> None:
-    recorder = current_recorder()
-    if recorder is not None:
-        recorder.memory.hold(y, ACTIVATIONS)
 
 
 def _check_linear(name: str, x: Any, op: str) -> None:
@@ -330,7 +330,6 @@ def scatter_from(
         raise InputError("scatter_from: the list is empty; give one Tensor for each rank of the group.")
     # One Tensor for all entries, so that backward has one collective and its gradient is cut by `stack`.
     whole = None if parts is None else stack(parts)
-    device = FIRST if whole is None else whole._device or FIRST
 
     def forward(rows: Array) -> Array:
         return api.scatter(None if whole is None else _rows(rows), src, group, algorithm=algorithm)
@@ -341,16 +340,7 @@ def scatter_from(
         # The other ranks have no input to give a gradient to.
         return dy if rows is None else rows
 
-    purpose = f"functions.scatter_from {'with' if grad_mode.enabled else 'without'} a gradient"
-    y = _communicate(purpose, forward, np.empty(0) if whole is None else whole.data, device)
-    _hold(y)
-    node = None
-    # Only floating-point results are on the tape, as for ops.
-    if grad_mode.enabled and y.dtype.kind == "f":
-        inputs = () if whole is None else (whole,)
-        op: Any = _Collective("scatter_from", adjoint, device, tuple(x.requires_grad for x in inputs))
-        node = Node(op, op, inputs)
-    return Tensor._result(y, node, None if whole is None else whole._device)
+    return _run("scatter_from", () if whole is None else (whole,), grad_mode.enabled, forward, adjoint)
 
 
 def _rows(x: Array) -> list[Array]:
