@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,9 +99,7 @@ class Source:
         """
         dtype = np.dtype(dtype)
         # Python integers do not overflow, unlike np.prod of a malicious shape.
-        need = dtype.itemsize
-        for size in shape:
-            need *= size
+        need = dtype.itemsize * prod(shape)
         left = self._capacity - self.position
         if need > left:
             raise self.fail(f"{what} of shape {shape} need {need} bytes, the file has at most {left} left: truncated.")

@@ -177,17 +177,3 @@ def _attributes(values: dict[str, Any]) -> Iterable[Any]:
             yield attribute(name=name, string_val=value)
         else:
             yield attribute(name=name, int64_list=numbers(values=value))
-
-
-def loads(data: bytes) -> tuple[Any, list[Any]]:
-    """Return the metadata and the nodes of a file.
-
-    Raises:
-        InputError: protobuf is not installed.
-    """
-    found = messages()
-    from google.protobuf import proto
-
-    file = BytesIO(data)
-    head = proto.parse_length_prefixed(found["GlobalMetadata"], file)
-    return head, list(iter(lambda: proto.parse_length_prefixed(found["Node"], file), None))

@@ -21,13 +21,9 @@ def table(events: Sequence[Event]) -> str:
     return text.getvalue()
 
 
-def _kineto(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> bytes:
-    return profiler.dumps(events, cluster, rank).encode()
-
-
 # Format -> (name of a rank's file, its bytes from the rank's events).
 PER_RANK: Mapping[str, tuple[Callable[[int], str], Callable[[Sequence[Event], ClusterSpec, int], bytes]]] = {
-    "kineto": (profiler.file_name, _kineto),
+    "kineto": (profiler.file_name, profiler.dumps),
     "chakra": (chakra.file_name, chakra.dumps),
 }
 FORMATS = ("chrome", *PER_RANK, "csv")

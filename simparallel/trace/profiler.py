@@ -25,7 +25,7 @@ def file_name(rank: int) -> str:
     return f"rank_{rank}.pt.trace.json"
 
 
-def dumps(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> str:
+def dumps(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> bytes:
     """Return the text of one rank's file, in simulated time; `events` are the rank's own."""
     # Kernels have their device number as pid. Ranks have few devices, so this number is usually free.
     pid = cluster.world_size + rank
@@ -44,7 +44,7 @@ def dumps(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> str:
         "displayTimeUnit": "ns",
     }
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
-    return f'{json.dumps(head)[:-1]}, "traceEvents": [\n{lines}\n]}}\n'
+    return f'{json.dumps(head)[:-1]}, "traceEvents": [\n{lines}\n]}}\n'.encode()
 
 
 def _row(name: str, phase: str, pid: int, tid: int, **more: Any) -> dict[str, Any]:

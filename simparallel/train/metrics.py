@@ -7,6 +7,7 @@ all ranks, so the result covers all samples, however they were divided.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -68,11 +69,8 @@ class Metric:
         sums = self._sums
         if get_world_size(self.group) > 1:
             # Shapes are unknown to a rank without samples, so gather objects instead of reducing arrays.
-            parts = collectives.all_gather_object(sums, self.group)
-            sums = None
-            for part in parts:
-                if part is not None:
-                    sums = part if sums is None else _total(sums, part)
+            parts = [part for part in collectives.all_gather_object(sums, self.group) if part is not None]
+            sums = reduce(_total, parts) if parts else None
         if sums is None:
             raise InputError(f"{self._name}: eval() before any update(); there are no samples.")
         return self.result(sums)

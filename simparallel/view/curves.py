@@ -109,10 +109,8 @@ def _points(name: str, values: Sequence[Any]) -> tuple[list[float], list[float]]
     if not rows:
         raise InputError(f"plot_loss: curve {name!r} has no points.")
     try:
-        if all(isinstance(row, tuple | list) for row in rows):
-            pairs = [(float(step), float(loss)) for step, loss in rows]
-        else:
-            pairs = [(float(step), float(loss)) for step, loss in enumerate(rows)]
+        numbered = rows if all(isinstance(row, tuple | list) for row in rows) else enumerate(rows)
+        pairs = [(float(step), float(loss)) for step, loss in numbered]
     except (TypeError, ValueError) as error:
         raise InputError(f"plot_loss: curve {name!r} must be losses or (step, loss) pairs: {error}.") from error
     return [step for step, _ in pairs], [loss for _, loss in pairs]
