@@ -7,6 +7,7 @@ from functools import partial
 
 from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import at_least_one, numbers
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.cli.ranktable import warned
 from simparallel.errors import InputError
@@ -130,7 +131,5 @@ def busbw(options: argparse.Namespace) -> int:
     for row in expected_busbw(cluster, options.op, options.sizes, options.ranks):
         rates = (f"{rate / 1e9:.2f} GB/s" for rate in (row.algorithm_bandwidth, row.bus_bandwidth))
         rows.append((format_bytes(row.size_bytes), format_seconds(row.time_ps / PS_PER_S), *rates, row.algorithm))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(cells[:-1], widths, strict=False)), "", cells[-1])
+    print("\n".join(aligned(rows, ">>>><")))
     return 0

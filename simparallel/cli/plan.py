@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simparallel.base.argparse_checks import at_least_one, flag
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
@@ -142,8 +143,7 @@ def _front(plans: list[Plan]) -> str:
     for number, plan in enumerate(plans, 1):
         memory, step = format_bytes(plan.memory_bytes or 0), format_seconds(plan.step_time_s or 0.0)
         rows.append((str(number), memory, step, str(plan.num_micro_batches), str(len(plan.recomputed))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(aligned(rows, ">"))
 
 
 def _tell(plan: Plan, number: int, options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from simparallel.base.html import PALE, table
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_numbers
 from simparallel.errors import LayoutError
 from simparallel.layout.mesh import Group, Mesh, check_axes, is_int, plain_cuts, shared_mesh
@@ -273,9 +274,7 @@ class Layout:
 
         If a dim is interleaved, the line lists the pieces of the slice.
         """
-        rows = self._slice_rows(shape, name)
-        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:2]]
-        return "\n".join(f"{r:>{widths[0]}}  {c:<{widths[1]}}  {part}" for r, c, part in rows)
+        return "\n".join(aligned(self._slice_rows(shape, name), "><"))
 
     def _slice_rows(self, shape: tuple[int, ...], name: str) -> list[tuple[str, str, str]]:
         is_interleaved = any(INTERLEAVED in axes for axes in self.axes_by_dim)

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from simparallel.base.files import read_limited, write_atomically
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_bytes, format_count, format_number_of, format_seconds
 from simparallel.errors import ClusterError
 from simparallel.machine.links import Groups
@@ -230,13 +231,9 @@ def table(cluster: Any) -> str:
     for name in ("rules", "stragglers", "slow_links", "jitter"):
         if getattr(cluster, name):
             rows.append(("cluster", name, f"{getattr(cluster, name)}", "assumed"))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
     counts = [format_number_of(cluster.world_size, "rank"), format_number_of(len(cluster.nodes), "node")]
     head = f"{cluster.name}: {', '.join([*counts, *(f'{len(tier.groups)} x {tier.name}' for tier in cluster.tiers)])}"
-    lines = [
-        "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3])) for row in rows
-    ]
-    return "\n".join([head, *(line.rstrip() for line in lines)])
+    return "\n".join([head, *aligned(rows, "<")])
 
 
 def _rows(name: str, spec: Any) -> list[tuple[str, str, str, str]]:

@@ -10,6 +10,7 @@ import numpy as np
 from simparallel.autograd import Tensor, no_grad
 from simparallel.backend import is_array
 from simparallel.base.attributes import setting
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_bytes, format_count
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import InputError
@@ -51,9 +52,7 @@ class Summary(list[LayerSummary]):
 
     def __repr__(self) -> str:
         header = ("layer", "output shape", "parameters", "flops", "memory traffic")
-        rows = [header, *map(_cells, self)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines = ["  ".join(_align(row, widths)) for row in rows]
+        lines = aligned([header, *map(_cells, self)], "<<>")
         total = self[0]
         lines.insert(1, "-" * len(lines[0]))
         lines.append("-" * len(lines[0]))
@@ -61,13 +60,7 @@ class Summary(list[LayerSummary]):
             f"{total.num_parameters:,} parameters; forward: {format_count(total.work_flops, 'flop')}, "
             f"{format_bytes(total.size_bytes)} moved"
         )
-        return "\n".join(line.rstrip() for line in lines)
-
-
-def _align(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    """Align words to the left, numbers to the right."""
-    pairs = enumerate(zip(row, widths, strict=True))
-    return [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in pairs]
+        return "\n".join(lines)
 
 
 def _cells(layer: LayerSummary) -> tuple[str, ...]:

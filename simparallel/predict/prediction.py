@@ -10,6 +10,7 @@ from math import exp
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.html import table
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.clock.events import Interference
 from simparallel.clock.recorder import Event
@@ -275,10 +276,7 @@ class Prediction:
 
     def table(self) -> str:
         """Return the summary as text: one row for each class of ranks."""
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([self._head(), *lines, *self._notes()])
+        return "\n".join([self._head(), *aligned(self._rows(), ">"), *self._notes()])
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows = [

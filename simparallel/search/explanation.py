@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from simparallel.base.html import table
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_seconds
 
 Cuts = tuple[tuple[int, ...], ...]
@@ -89,13 +90,8 @@ class Explanation:
         return [_move_text(move) for move in self.moves] or ["no input is redistributed"]
 
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [f"{self.title}; beside the strategies of all other ops:"]
-        for row in rows:
-            signs = "<<>>>>>"  # texts are aligned to the left, numbers to the right
-            texts = [f"{cell:{sign}{w}}" for cell, sign, w in zip(row, signs, widths, strict=True)]
-            lines.append("  " + "  ".join(texts).rstrip())
+        lines += [f"  {line}" for line in aligned(self._rows(), "<<>")]
         lines += [f"  {text}" for text in self._moves()]
         return "\n".join(lines)
 

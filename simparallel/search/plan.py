@@ -12,6 +12,7 @@ from simparallel.base.checks import is_integer
 from simparallel.base.files import parse_json, read_text, write_atomically
 from simparallel.base.html import table
 from simparallel.base.names import printable
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_seconds
 from simparallel.errors import ClusterError, InputError, PlanError
 from simparallel.layout.mesh import plain_cuts
@@ -194,9 +195,7 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [("op", "inputs", "strategy"), *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [self.title, *self.notes, *self._saved_memory()]
-        lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [self.title, *self.notes, *self._saved_memory(), *aligned(rows, "<")]
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_number_of, format_seconds
 from simparallel.clock.recorder import Event
 from simparallel.errors import InputError
@@ -65,14 +66,7 @@ class Difference(NamedTuple):
              format_seconds(line.first_s), format_seconds(line.second_s), _ratio(line.second_s, line.first_s))
             for line in self.lines
         ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-        text = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in (names, *rows)
-        ]
+        text = aligned([names, *rows], "<<>")
         text.append("measured: wall time of the first trace; first, second: simulated")
         if self.is_equal:
             text.append("the same events at the same simulated times")

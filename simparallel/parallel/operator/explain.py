@@ -13,6 +13,7 @@ from simparallel.autograd import Context, Op, Plan, Spec
 from simparallel.autograd.exchanges import Asked, Exchanges as Asking
 from simparallel.backend import Array
 from simparallel.base.html import table
+from simparallel.base.tables import aligned
 from simparallel.comm import current
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group, groups_text
@@ -124,10 +125,7 @@ class OpPlan:
         return lines
 
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = [self._title()]
-        lines += ["  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [self._title(), *(f"  {line}" for line in aligned(self._rows(), "<"))]
         lines += [f"  {what + ':':<16} {text}" for what, text in self._exchanges()]
         return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.base.attributes import setting
 from simparallel.base.html import table
+from simparallel.base.tables import aligned
 from simparallel.base.units import format_bytes
 from simparallel.comm import current
 from simparallel.errors import InputError
@@ -89,10 +90,8 @@ class NetworkPlan:
 
     def __str__(self) -> str:
         rows = self._cells()
-        widths = [max(len(row[i]) for row in rows[:-1]) for i in range(5)]
         lines = [f"{self.device_num} devices, {len(self.ops)} ops, {len(self.rows)} communications a step"]
-        for row in rows[:-1]:
-            lines.append("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+        lines += aligned(rows[:-1], "<")
         lines.append(f"total {self.total_bytes} B/rank: {rows[-1][1]}")
         return "\n".join(lines)
 
