@@ -118,24 +118,6 @@ def gpu_fingerprint(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def stored(gpu: Gpu, path: str | os.PathLike[str] | None = None) -> tuple[ClusterSpec | None, str]:
-    """Return the stored calibration of a GPU, if it fits; else None, and why.
-
-    Args:
-        gpu: the GPU.
-        path: the file; None for that of "this-gpu".
-
-    Raises:
-        ClusterError: the file cannot be read.
-    """
-    file = Path(this_gpu_file() if path is None else path)
-    if not file.exists():
-        return None, "there is no calibration"
-    spec = ClusterSpec.load(file)
-    why = changed(spec, gpu_fingerprint(gpu))
-    return (None, why) if why else (spec, "")
-
-
 def changed(spec: ClusterSpec, now: dict[str, Any]) -> str:
     """Return the facts that have changed between a calibration and `now`; "" if it fits."""
     then = spec.calibration.get("machine", {})
