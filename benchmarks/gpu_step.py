@@ -29,7 +29,8 @@ from simparallel.base.units import format_bytes, format_seconds
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.machine.cluster import ClusterSpec, describe, this_gpu_file
 from simparallel.machine.device import DeviceSpec
-from simparallel.predict.gpu_calibration import calibrate_gpu, changed, gpu_fingerprint
+from simparallel.predict.calibration import calibrate
+from simparallel.predict.gpu_calibration import changed, gpu_fingerprint
 from simparallel.predict.prediction import Prediction
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
@@ -138,7 +139,7 @@ def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:
     if spec is not None and not why and not anew:
         return spec
     tell(f"calibrating the GPU, two minutes or more: {why or 'asked for'}")
-    return calibrate_gpu(gpu=gpu, tell=tell)
+    return calibrate(array="cupy", tell=tell)
 
 
 def on_gpu(task: Task, *, is_captured: bool = False) -> Step:
