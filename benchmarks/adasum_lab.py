@@ -25,10 +25,10 @@ import numpy as np
 import simparallel as sp
 from benchmarks.collectives import TURN_S, Ours, checked
 from benchmarks.contest import measure
+from benchmarks.writable import check_writable
 from simparallel.algorithms.rehearsal import rehearse
 from simparallel.backend import random_permutation
 from simparallel.base.argparse_checks import at_least_one, exit_code, numbers, positive
-from simparallel.base.files import check_writable
 from simparallel.errors import InputError
 from simparallel.optim.schedules import Linear
 

@@ -27,7 +27,7 @@ from benchmarks.environments import choose_peers
 from benchmarks.errors import BenchError
 from benchmarks.job import Job
 from benchmarks.peers.exchange import ITEM_BYTES, OPS, WHOLE, Call, Exchange, num_elements, private, turn
-from simparallel.base.files import check_writable
+from benchmarks.writable import check_writable
 from simparallel.base.units import format_seconds
 from simparallel.errors import InputError, RunFailedError
 

@@ -27,9 +27,10 @@ from simparallel.autograd.kernels.windows import scratch
 from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
-from simparallel.machine.cluster import ClusterSpec, describe
+from simparallel.machine.cluster import ClusterSpec, describe, this_gpu_file
 from simparallel.machine.device import DeviceSpec
-from simparallel.predict.gpu_calibration import calibrate_gpu, stored
+from simparallel.predict.calibration import calibrate
+from simparallel.predict.gpu_calibration import changed, gpu_fingerprint
 from simparallel.predict.prediction import Prediction
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
@@ -133,11 +134,12 @@ def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:
     """
     gpu = gpu_of_rank(0)
     with use_gpu(gpu):
-        spec, why = stored(gpu)
-    if spec is not None and not anew:
+        spec = ClusterSpec.load(this_gpu_file()) if this_gpu_file().exists() else None
+        why = "there is no calibration" if spec is None else changed(spec, gpu_fingerprint(gpu))
+    if spec is not None and not why and not anew:
         return spec
     tell(f"calibrating the GPU, two minutes or more: {why or 'asked for'}")
-    return calibrate_gpu(gpu=gpu, tell=tell)
+    return calibrate(array="cupy", tell=tell)
 
 
 def on_gpu(task: Task, *, is_captured: bool = False) -> Step:

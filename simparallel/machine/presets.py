@@ -7,9 +7,10 @@ one that others report; the text after it, if any, says where it is from.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
@@ -41,6 +42,8 @@ _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/cal
 _MATMUL = Curve(((1e8, 0.1), (1e9, 0.6), (16e9, 0.9), (128e9, 0.95)))
 _MEMORY = Curve(((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9)))
 _MIB = 1 << 20
+# The numbers of a device that data sheets have.
+_OF_SHEETS = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"
 
 
 def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source: str) -> DeviceSpec:
@@ -70,81 +73,57 @@ def _nvlink(bandwidth: float, links: str, sheet: str) -> LinkSpec:
     )
 
 
+def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> LinkSpec:
+    """Return links with the source of their bandwidth; the latency is assumed."""
+    sources = {"latency_s": "assumed", "bandwidth_bytes_per_s": source} | fields.pop("sources", {})
+    return LinkSpec(latency_s, bandwidth, sources=sources, **fields)
+
+
+def _device(name: str, sheets: Sequence[str], **numbers: Any) -> DeviceSpec:
+    """Return a device with the sources of its peaks, its bandwidth and its memory; the launch is assumed."""
+    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed"}
+    return DeviceSpec(name, sources=sources, **numbers)
+
+
 def _hopper(name: str, memory_bandwidth: float, memory_bytes: int) -> DeviceSpec:
     sheet = f"data sheet: NVIDIA {name.upper()} Tensor Core GPU, SXM"
-    device = DeviceSpec(
+    device = _device(
         name,
+        (f"{sheet}; dense, without TF32", sheet, sheet),
         peak_flops_per_s={1: 1978.9e12, 2: 989.4e12, 4: 66.9e12, 8: 33.5e12},
         memory_bandwidth_bytes_per_s=memory_bandwidth,
         memory_bytes=memory_bytes,
         launch_s=5e-6,
-        sources={
-            "peak_flops_per_s": f"{sheet}; dense, without TF32",
-            "memory_bandwidth_bytes_per_s": sheet,
-            "memory_bytes": sheet,
-            "launch_s": "assumed",
-        },
     )
     vector = {2: 133.8e12, 4: 66.9e12, 8: 33.5e12}
     return _efficient(device, vector, "data sheet: NVIDIA H100 architecture white paper, SXM5")
 
 
 _A100_SHEET = "data sheet: NVIDIA A100 80GB SXM"
-_A100 = DeviceSpec(
+_A100 = _device(
     "a100",
+    [_A100_SHEET] * 3,
     peak_flops_per_s={2: 312e12, 4: 19.5e12, 8: 9.7e12},
     memory_bandwidth_bytes_per_s=2.039e12,
     memory_bytes=80 * 10**9,
     launch_s=5e-6,
-    sources={
-        "peak_flops_per_s": _A100_SHEET,
-        "memory_bandwidth_bytes_per_s": _A100_SHEET,
-        "memory_bytes": _A100_SHEET,
-        "launch_s": "assumed",
-    },
 )
-_HDR = LinkSpec(
-    5e-6,
-    25e9,
-    sources={
-        "latency_s": "assumed",
-        "bandwidth_bytes_per_s": "data sheet: DGX A100, InfiniBand HDR 200 Gb/s for each GPU",
-    },
-)
-_NDR = LinkSpec(
-    5e-6,
-    50e9,
-    sources={
-        "latency_s": "assumed",
-        "bandwidth_bytes_per_s": "data sheet: DGX H100, InfiniBand NDR 400 Gb/s for each GPU",
-    },
-)
-_ASCEND = DeviceSpec(
+_HDR = _link(5e-6, 25e9, "data sheet: DGX A100, InfiniBand HDR 200 Gb/s for each GPU")
+_NDR = _link(5e-6, 50e9, "data sheet: DGX H100, InfiniBand NDR 400 Gb/s for each GPU")
+_ASCEND = _device(
     "ascend910",
+    (
+        "data sheet: Ascend 910, float16; float32 from 32 cores x 64 vector lanes x 2 flop x 1 GHz",
+        "data sheet: Ascend 910, Hot Chips 31",
+        "data sheet: Ascend 910",
+    ),
     peak_flops_per_s={2: 256e12, 4: 4.1e12},
     memory_bandwidth_bytes_per_s=1.2e12,
     memory_bytes=32 * 10**9,
     launch_s=10e-6,
-    sources={
-        "peak_flops_per_s": "data sheet: Ascend 910, float16; float32 from 32 cores x 64 vector lanes x 2 flop x 1 GHz",
-        "memory_bandwidth_bytes_per_s": "data sheet: Ascend 910, Hot Chips 31",
-        "memory_bytes": "data sheet: Ascend 910",
-        "launch_s": "assumed",
-    },
 )
-_HCCS = LinkSpec(
-    5e-6,
-    30e9,
-    sources={
-        "latency_s": "assumed",
-        "bandwidth_bytes_per_s": "data sheet: Ascend 910, Hot Chips 31: 3 HCCS ports of 240 Gb/s",
-    },
-)
-_ROCE_100 = LinkSpec(
-    10e-6,
-    12.5e9,
-    sources={"latency_s": "assumed", "bandwidth_bytes_per_s": "data sheet: Atlas 900, RoCE 100 Gb/s for each device"},
-)
+_HCCS = _link(5e-6, 30e9, "data sheet: Ascend 910, Hot Chips 31: 3 HCCS ports of 240 Gb/s")
+_ROCE_100 = _link(10e-6, 12.5e9, "data sheet: Atlas 900, RoCE 100 Gb/s for each device")
 _REPORTED = "assumed: reported for the 910B; no public data sheet"
 
 
@@ -161,30 +140,16 @@ def _this_host() -> Preset:
 
 PRESETS: dict[str, Preset] = {
     # One fast switch for any number of devices: simple numbers to teach and to test with.
-    "a100": Preset(
-        _A100,
-        LinkSpec(
-            3e-6,
-            300e9,
-            sources={
-                "latency_s": "assumed",
-                "bandwidth_bytes_per_s": f"{_A100_SHEET}, NVLink 3: 12 links of 25 GB/s a direction",
-            },
-        ),
-        _HDR,
-    ),
+    "a100": Preset(_A100, _link(3e-6, 300e9, f"{_A100_SHEET}, NVLink 3: 12 links of 25 GB/s a direction"), _HDR),
     "ascend910": Preset(_ASCEND, _HCCS, _ROCE_100),
     "ascend910-8": Preset(
         _efficient(_ASCEND, {2: 8.2e12, 4: 4.1e12}, "assumed: 32 cores x 128 (float16) or 64 lanes x 2 flop x 1 GHz"),
-        LinkSpec(
+        _link(
             10e-6,
             24e9,
+            "assumed: three quarters of PCIe 4.0 x16, which joins the two HCCS rings",
             ports=2,
-            sources={
-                "latency_s": "assumed",
-                "bandwidth_bytes_per_s": "assumed: three quarters of PCIe 4.0 x16, which joins the two HCCS rings",
-                "ports": "assumed: two devices share a PCIe switch",
-            },
+            sources={"ports": "assumed: two devices share a PCIe switch"},
         ),
         _ROCE_100,
         node_size=8,
@@ -204,22 +169,19 @@ PRESETS: dict[str, Preset] = {
                 memory_bandwidth_bytes_per_s=1.6e12,
                 memory_bytes=64 * 10**9,
                 launch_s=10e-6,
-                sources=dict.fromkeys(("peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"), _REPORTED),
+                sources=dict.fromkeys(_OF_SHEETS, _REPORTED),
             ),
             {2: 23e12, 4: 11.5e12},
             "assumed: a sixteenth of the peak of products in float16",
         ),
-        LinkSpec(
+        _link(
             5e-6,
             56e9,
+            f"{_REPORTED}; 7 HCCS links to the other devices",
             topology="mesh",
-            sources={
-                "latency_s": "assumed",
-                "bandwidth_bytes_per_s": f"{_REPORTED}; 7 HCCS links to the other devices",
-                "topology": _REPORTED,
-            },
+            sources={"topology": _REPORTED},
         ),
-        LinkSpec(10e-6, 25e9, sources={"latency_s": "assumed", "bandwidth_bytes_per_s": f"{_REPORTED}; RoCE 200 Gb/s"}),
+        _link(10e-6, 25e9, f"{_REPORTED}; RoCE 200 Gb/s"),
         node_size=8,
     ),
     "dgx-a100": Preset(

@@ -22,17 +22,17 @@ from simparallel.backend import ARRAYS
 from simparallel.base.system import memory_size_bytes
 from simparallel.base.units import format_seconds
 from simparallel.errors import InputError
-from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_host_file
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_gpu_file, this_host_file
+from simparallel.machine.presets import THIS_GPU
 from simparallel.predict import measuring
 from simparallel.predict.fitting import (
-    calibrated_at,
+    facts,
     fingerprint,
     fit_link,
     fit_ops,
     fit_sharing,
     op_errors,
     program_errors,
-    quantiles,
     residual_lines,
 )
 from simparallel.predict.measuring import OPS, PROGRAMS, Sample
@@ -93,16 +93,13 @@ def describe_host(
         name="this-host",
         sharing=fit_sharing(mean),
         measured=measured,
-        calibration={
-            "date": calibrated_at(),
-            "machine": fingerprint(),
-            "residuals": {
-                "operation": quantiles(op_errors(samples, costs)),
-                "program": quantiles(program_errors(programs)),
-                "sharing": quantiles(log(each / mean[count]) for count, found in slowdowns.items() for each in found),
-                "collective": quantiles(collective_errors),
-            },
-        },
+        calibration=facts(
+            fingerprint(),
+            operation=op_errors(samples, costs),
+            program=program_errors(programs),
+            sharing=(log(each / mean[count]) for count, found in slowdowns.items() for each in found),
+            collective=collective_errors,
+        ),
     )
 
 
@@ -125,7 +122,7 @@ def calibrate(
     Args:
         out: the file; None for the file of "this-host" (`this_host_file`), or of "this-gpu".
         quick: one round of shorter measurements, within a minute; otherwise within five. Not for a GPU.
-        array: "cupy" measures the first GPU on one rank, see `gpu_calibration.calibrate_gpu`.
+        array: "cupy" measures the first GPU on one rank, see `gpu_calibration.measured_gpu`.
         tell: called with lines about the progress.
 
     Raises:
@@ -134,14 +131,26 @@ def calibrate(
     """
     if array not in ARRAYS:
         raise InputError(f"calibrate: array={array!r} is not one of {', '.join(ARRAYS)}.")
+    file, measure = this_host_file(), partial(_measured_host, quick)
     if array == "cupy":
-        from simparallel.predict.gpu_calibration import calibrate_gpu  # a calibration of the host needs no GPU
-
         if quick:
             raise InputError("calibrate: --quick is for the host; the measurements of a GPU are short. Leave it out.")
-        return calibrate_gpu(out, tell=tell)
-    path = Path(this_host_file() if out is None else out)
+        # A calibration of the host needs no GPU.
+        from simparallel.gpu.device import gpu_of_rank
+        from simparallel.predict.gpu_calibration import measured_gpu
+
+        file, measure = this_gpu_file(), partial(measured_gpu, gpu_of_rank(0))
+    path = Path(file if out is None else out)
     path.parent.mkdir(parents=True, exist_ok=True)
+    spec = measure(tell)
+    spec.save(path)
+    tell(table(spec))
+    tell(f"written: {path}")
+    return spec
+
+
+def _measured_host(quick: bool, tell: Callable[[str], object]) -> ClusterSpec:
+    """Measure this host, and return its description."""
     rounds, seconds, limit_s = _QUICK if quick else _WHOLE
     sizes = [*(8 << shift for shift in range(0, 23, 6 if quick else 2)), 64 << 20]
     with ExitStack() as stack:
@@ -151,11 +160,7 @@ def calibrate(
         }
         found = measured(steps | _times(clusters, sizes), rounds, seconds, limit_s, tell)
     programs = [min(found.pop(name), key=lambda step: sum(sample.time_s for sample in step)) for name in steps]
-    spec = describe_host(programs, *summed_up([times for each in found.values() for times in each]))
-    spec.save(path)
-    tell(table(spec))
-    tell(f"written: {path}")
-    return spec
+    return describe_host(programs, *summed_up([times for each in found.values() for times in each]))
 
 
 def measured(
@@ -297,12 +302,15 @@ def _messages(sizes: Sequence[int], seconds: float) -> list[float]:
 
 def table(spec: ClusterSpec) -> str:
     """Return the calibration as text: what was measured, and the quantiles of its errors."""
-    told = spec.calibration
-    shapes = sum(len(cost.shapes) for cost in spec.device.op_costs.values())
+    told, device = spec.calibration, spec.device
+    shapes = sum(len(cost.shapes) for cost in device.op_costs.values())
     sharing = ", ".join(f"{1 / spec.sharing(count):.2f} x on {count}" for count in RANKS) if spec.sharing else "-"
+    ranks = f"; time of a rank that shares the cores: {sharing}"
+    if spec.name == THIS_GPU:
+        ranks = f", on one rank; the interpreter waits in: {', '.join(device.host_waits) or 'none'}"
     lines = [
         f"{spec.name}, {told['date']}: " + ", ".join(f"{key} {value}" for key, value in told["machine"].items()),
-        f"{len(spec.device.op_costs)} operations in {shapes} shapes; time of a rank that shares the cores: {sharing}",
+        f"{len(device.op_costs)} operations in {shapes} shapes{ranks}",
         *residual_lines(spec),
     ]
     return "\n".join(lines)

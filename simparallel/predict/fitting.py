@@ -183,9 +183,11 @@ def program_errors(programs: Sequence[Sequence[Sample]]) -> list[float]:
 # --- facts and texts ---------------------------------------------------------------------------
 
 
-def calibrated_at() -> str:
-    """Return the present time, for a calibration."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def facts(machine: dict[str, Any], **errors: Iterable[float]) -> dict[str, Any]:
+    """Return what is known about a calibration: its date, now, the machine, and the quantiles of each kind of error."""
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    residuals = {kind: quantiles(found) for kind, found in errors.items()}
+    return {"date": date, "machine": machine, "residuals": residuals}
 
 
 def fingerprint() -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """The calibration of this machine's GPU: measured times become the `ClusterSpec` "this-gpu".
 
-`calibrate_gpu` measures (`gpu_measuring`) and writes; all fits are functions of the measured times alone, those of
-`fitting`. The interpreter's times and the GPU's are fitted apart.
+`measured_gpu` measures (`gpu_measuring`), and `calibration.calibrate` writes; all fits are functions of the measured
+times alone, those of `fitting`. The interpreter's times and the GPU's are fitted apart.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from math import log
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,10 +15,10 @@ import numpy as np
 
 from simparallel.backend import get_float32_matmul_precision, gpu_namespace
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
-from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_gpu_file
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from simparallel.machine.presets import THIS_GPU
 from simparallel.predict import gpu_measuring
-from simparallel.predict.fitting import calibrated_at, fingerprint, fit_ops, op_errors, quantiles, residual_lines
+from simparallel.predict.fitting import facts, fingerprint, fit_ops, op_errors
 from simparallel.predict.gpu_measuring import READ, Measurement, Sample, Timed
 
 
@@ -60,17 +58,14 @@ def describe_gpu(
         # Nothing uses it: `describe` refuses more ranks.
         LinkSpec(1.0, 1.0),
         name=THIS_GPU,
-        calibration={
-            "date": calibrated_at(),
-            "machine": machine,
-            "residuals": {
-                "operation": quantiles(op_errors(on_device, op_costs)),
-                "interpreter": quantiles(op_errors(host, host_costs)),
-                "program": quantiles(program_errors(programs)),
-                "sharing": quantiles(()),
-                "collective": quantiles(()),
-            },
-        },
+        calibration=facts(
+            machine,
+            operation=op_errors(on_device, op_costs),
+            interpreter=op_errors(host, host_costs),
+            program=program_errors(programs),
+            sharing=(),
+            collective=(),
+        ),
     )
 
 
@@ -118,24 +113,6 @@ def gpu_fingerprint(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def stored(gpu: Gpu, path: str | os.PathLike[str] | None = None) -> tuple[ClusterSpec | None, str]:
-    """Return the stored calibration of a GPU, if it fits; else None, and why.
-
-    Args:
-        gpu: the GPU.
-        path: the file; None for that of "this-gpu".
-
-    Raises:
-        ClusterError: the file cannot be read.
-    """
-    file = Path(this_gpu_file() if path is None else path)
-    if not file.exists():
-        return None, "there is no calibration"
-    spec = ClusterSpec.load(file)
-    why = changed(spec, gpu_fingerprint(gpu))
-    return (None, why) if why else (spec, "")
-
-
 def changed(spec: ClusterSpec, now: dict[str, Any]) -> str:
     """Return the facts that have changed between a calibration and `now`; "" if it fits."""
     then = spec.calibration.get("machine", {})
@@ -156,25 +133,11 @@ def changed_since(spec: ClusterSpec) -> str:
     return changed(spec, fingerprint()) if spec.name == "this-host" else ""
 
 
-def calibrate_gpu(
-    out: str | os.PathLike[str] | None = None, *, gpu: Gpu | None = None, tell: Callable[[str], object] = print
-) -> ClusterSpec:
-    """Measure a GPU with training programs of one rank, and write the description that `cluster="this-gpu"` names.
-
-    Args:
-        out: the file; None for that of "this-gpu" (`this_gpu_file`).
-        gpu: the GPU; None for the first of this machine.
-        tell: called with lines about the progress.
-
-    Raises:
-        InputError: there is no GPU that CuPy can use.
-        OSError: the file cannot be written.
+def measured_gpu(gpu: Gpu, tell: Callable[[str], object]) -> ClusterSpec:
+    """Measure a GPU with training programs of one rank, and return its description.
 
     Cost: about two minutes, estimated, and 16 GB of the GPU's memory. Programs for which it has no memory are left out.
     """
-    gpu = gpu_of_rank(0) if gpu is None else gpu
-    path = Path(this_gpu_file() if out is None else out)
-    path.parent.mkdir(parents=True, exist_ok=True)
     programs = []
     with use_gpu(gpu):
         for number, program in enumerate(gpu_measuring.PROGRAMS, 1):
@@ -188,21 +151,4 @@ def calibrate_gpu(
                 tell("left out: the GPU has too little memory")
             gpu_measuring.free_memory(gpu)
         copies, machine = gpu_measuring.copies(gpu), gpu_fingerprint(gpu)
-    spec = describe_gpu(programs, copies, machine["memory_bytes"], machine)
-    spec.save(path)
-    tell(gpu_table(spec))
-    tell(f"written: {path}")
-    return spec
-
-
-def gpu_table(spec: ClusterSpec) -> str:
-    """Return the calibration as text: what was measured, and the quantiles of its errors."""
-    told, device = spec.calibration, spec.device
-    shapes = sum(len(cost.shapes) for cost in device.op_costs.values())
-    lines = [
-        f"{spec.name}, {told['date']}: " + ", ".join(f"{key} {value}" for key, value in told["machine"].items()),
-        f"{len(device.op_costs)} operations in {shapes} shapes, on one rank; the interpreter waits in: "
-        + (", ".join(device.host_waits) or "none"),
-        *residual_lines(spec),
-    ]
-    return "\n".join(lines)
+    return describe_gpu(programs, copies, machine["memory_bytes"], machine)

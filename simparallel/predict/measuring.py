@@ -350,16 +350,13 @@ def free_and_joined_s(program: Workload, seconds: float) -> tuple[float, float]:
 def message_s(size_bytes: int, seconds: float) -> float:
     """Return the median time [s] of a message from rank 0 to rank 1: half of a round trip."""
     communicator = current()
-    x = np.zeros(size_bytes, np.uint8)
-    times = []
-    for number in range(2 + max(3, min(25, round(seconds / 0.02)))):
-        start = time.perf_counter()
-        if communicator.rank == 0:
-            communicator.send(x, 1)
-            communicator.recv(x, 1)
-        else:
-            communicator.recv(x, 0)
-            communicator.send(x, 0)
-        if number >= 2:
-            times.append((time.perf_counter() - start) / 2)
-    return float(np.median(times))
+    x, peer = np.zeros(size_bytes, np.uint8), 1 - communicator.rank
+    steps: tuple[Callable[..., object], ...] = (communicator.send, communicator.recv)
+
+    def round_trip() -> None:
+        for step in steps if peer == 1 else steps[::-1]:
+            step(x, peer)
+
+    # Both ranks make equally many.
+    count = max(3, min(25, round(seconds / 0.02)))
+    return float(np.median(repeat(round_trip, 0.0, count, count))) / 2

@@ -9,15 +9,7 @@ import pytest
 from crashing_files import HookedFiles, fails_at
 
 from simparallel.base import files
-from simparallel.base.files import (
-    Files,
-    check_writable,
-    make_directories,
-    open_file,
-    read_into,
-    remove_tree,
-    write_atomically,
-)
+from simparallel.base.files import Files, make_directories, open_file, read_into, remove_tree, write_atomically
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -71,18 +63,6 @@ def test_temporary_names_are_unpredictable(tmp_path):
     for _ in range(9):
         write_atomically(tmp_path / "file", b"new", files=Watching())
     assert len(names) == 9
-
-
-def test_check_writable_reports_in_advance(tmp_path):
-    check_writable(tmp_path / "new" / "file")
-    assert os.listdir(tmp_path / "new") == []
-    (tmp_path / "old").write_text("kept")
-    check_writable(tmp_path / "old")
-    assert (tmp_path / "old").read_text() == "kept"
-    for bad in (tmp_path, "/proc/file", tmp_path / "old" / "file"):
-        with pytest.raises(OSError, match="directory|exists") as caught:
-            check_writable(bad)
-        assert caught.value.filename in (str(bad), str(tmp_path / "old"))
 
 
 def test_remove_tree_does_not_follow_links(tmp_path):

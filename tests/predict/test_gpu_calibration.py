@@ -28,7 +28,7 @@ from simparallel.machine.presets import calibration_file
 from simparallel.predict import gpu_calibration, gpu_measuring
 from simparallel.predict.calibration import calibrate
 from simparallel.predict.fitting import fingerprint
-from simparallel.predict.gpu_calibration import describe_gpu, gpu_fingerprint, program_errors, stored
+from simparallel.predict.gpu_calibration import changed, describe_gpu, gpu_fingerprint, program_errors
 from simparallel.predict.gpu_measuring import PROGRAMS, GpuStopwatch, Measurement, Timed, measured, step_s, timed
 from simparallel.predict.measuring import Sample, Workload, dense, training
 
@@ -383,13 +383,9 @@ def test_unknown_arrays_are_refused() -> None:
 
 @pytest.mark.usefixtures("configured")
 def test_stale_calibration_is_noticed() -> None:
-    gpu = sp.gpu.device.gpu_of_rank(0)
-    assert stored(gpu) == (None, "there is no calibration")
-    this_gpu_file().parent.mkdir()
-    machine = gpu_fingerprint(gpu)
+    machine = gpu_fingerprint(sp.gpu.device.gpu_of_rank(0))
     spec = replace(device(), calibration={"machine": machine})
-    spec.save(this_gpu_file())
-    assert stored(gpu) == (spec, "")
-    replace(spec, calibration={"machine": {**machine, "driver": 1}}).save(this_gpu_file())
-    assert stored(gpu) == (None, f"driver was 1, is {machine['driver']}")
+    assert not changed(spec, machine)
+    spec = replace(device(), calibration={"machine": {**machine, "driver": 1}})
+    assert changed(spec, machine) == f"driver was 1, is {machine['driver']}"
     assert {"gpu", "memory_bytes", "driver", "cuda", "cupy", "products"} <= set(machine)

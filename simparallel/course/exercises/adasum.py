@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from simparallel.base.adasum import adasum
-from simparallel.course.exercises.exercise import Case, Values, exercise, frugal_case, integers
+from simparallel.course.exercises.exercise import Case, call_case, exercise, frugal_case, integers
 
 # Two vectors of one to three numbers.
 PAIRS: dict[str, tuple[list[float], list[float]]] = {
@@ -29,7 +26,7 @@ PAIRS: dict[str, tuple[list[float], list[float]]] = {
 def adasum_pair(vectors: str) -> Case:
     """Return the Adasum of two vectors; a zero vector leaves the other one unchanged."""
     a, b = (np.array(vector, float) for vector in PAIRS[vectors])
-    return Case({"a": a, "b": b}, {"Adasum": adasum([a, b])}, lambda answer: {"Adasum": answer(a.copy(), b.copy())})
+    return call_case({"a": a, "b": b}, {"Adasum": adasum([a, b])})
 
 
 @exercise(lesson=5, levels=range(4), size=(1, 2, 3), seed=range(2))
@@ -38,11 +35,7 @@ def adasum_tree(levels: int, size: int, seed: int) -> Case:
     # Distinct vectors, so that any other pairing has another result.
     vectors = list(np.random.default_rng(seed).integers(1, 9, (1 << levels, size)).astype(float))
     given = {f"vector {i}": vector for i, vector in enumerate(vectors)}
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"Adasum": answer([vector.copy() for vector in vectors])}
-
-    return Case(given, {"Adasum": adasum(vectors)}, run)
+    return call_case(given, {"Adasum": adasum(vectors)}, arguments=[vectors])
 
 
 @exercise(

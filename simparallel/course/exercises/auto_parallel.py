@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from simparallel.course.exercises.exercise import Case, Values, exercise
+from simparallel.course.exercises.exercise import Case, Values, call_case, exercise
 
 # Sizes of an op's dims, the smallest first.
 SIZES = ((1,), (4,), (6,), (2, 3), (4, 6), (8, 8, 8), (6, 5, 12))
@@ -28,6 +28,18 @@ PLANS: tuple[tuple[tuple[int, int], ...], ...] = (
 )
 
 
+def _tuples(result: Iterable[Iterable[Any]]) -> list[tuple[int, ...]]:
+    return [tuple(map(int, each)) for each in result]
+
+
+def _strange(answers: list[Any], right: Sequence[Any], wrong: str) -> str | None:
+    """Return the first that should not be there, which is `wrong`, or is missing, or is there twice."""
+    found = [f"{each} is {wrong}" for each in answers if each not in right]
+    found += [f"{each} is missing" for each in right if each not in answers]
+    found += [f"{each} is there twice" for each in right if answers.count(each) > 1]
+    return found[0] if found else None
+
+
 @exercise(lesson=7, sizes=SIZES, devices=(1, 2, 4, 6, 8))
 def legal_cuts(sizes: tuple[int, ...], devices: int) -> Case:
     """Return all ways to cut the dims of an op over a number of devices."""
@@ -38,16 +50,9 @@ def legal_cuts(sizes: tuple[int, ...], devices: int) -> Case:
     ]
 
     def judge(expected: Values, found: Values) -> str | None:
-        answers = found["cuts"]
-        wrong = [f"{cut} is not legal" for cut in answers if cut not in cuts]
-        wrong += [f"{cut} is missing" for cut in cuts if cut not in answers]
-        wrong += [f"{cut} is there twice" for cut in cuts if answers.count(cut) > 1]
-        return wrong[0] if wrong else None
+        return _strange(found["cuts"], cuts, "not legal")
 
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"cuts": [tuple(int(c) for c in cut) for cut in answer(sizes, devices)]}
-
-    return Case({"sizes": sizes, "devices": devices}, {"cuts": cuts}, run, judge)
+    return call_case({"sizes": sizes, "devices": devices}, {"cuts": cuts}, judge, form=_tuples)
 
 
 @exercise(lesson=7, ops=(1, 2, 3, 4, 30), strategies=range(1, 4), seed=range(3))
@@ -76,13 +81,12 @@ def chain_dp(ops: int, strategies: int, seed: int) -> Case:
             return f"{choice} is no choice for {ops} ops with {strategies} strategies each"
         return None if price(choice) == least else f"{choice} costs {price(choice)}, and {least} is possible"
 
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"choice": [int(s) for s in answer(nodes, edges)]}
-
     given = {f"op {i}": own for i, own in enumerate(nodes)} | {
         f"{i} to {i + 1}": table for i, table in enumerate(edges)
     }
-    return Case(given, {"choice": cheapest}, run, judge)
+    return call_case(
+        given, {"choice": cheapest}, judge, arguments=[nodes, edges], form=lambda choice: list(map(int, choice))
+    )
 
 
 @exercise(lesson=7, plans=PLANS)
@@ -96,13 +100,8 @@ def pareto(plans: tuple[tuple[int, int], ...]) -> Case:
 
     def judge(expected: Values, found: Values) -> str | None:
         answers = found["front"]
-        wrong = [f"{plan} is dominated, or no plan" for plan in answers if plan not in front]
-        wrong += [f"{plan} is missing" for plan in front if plan not in answers]
-        wrong += [f"{plan} is there twice" for plan in front if answers.count(plan) > 1]
-        wrong += ["the fastest is not first"] if answers != sorted(answers) else []
-        return wrong[0] if wrong else None
+        is_sorted = answers == sorted(answers)
+        return _strange(answers, front, "dominated, or no plan") or (None if is_sorted else "the fastest is not first")
 
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"front": [(int(time), int(memory)) for time, memory in answer(list(plans))]}
-
-    return Case({"plans": [str(plan) for plan in plans]}, {"front": front}, run, judge)
+    given = {"plans": [str(plan) for plan in plans]}
+    return call_case(given, {"front": front}, judge, arguments=[list(plans)], form=_tuples)

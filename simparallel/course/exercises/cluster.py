@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any
 
-from simparallel.course.exercises.exercise import Case, Values, exercise
+from simparallel.course.exercises.exercise import Case, Values, by_rank, exercise
 
 _SLOTS = ((1,), (2,), (1, 1), (2, 2), (1, 3), (3, 1, 2), (4, 4, 4))
 
@@ -40,9 +40,9 @@ def local_rank(slots: tuple[int, ...]) -> Case:
     places = [(node, local) for node, count in enumerate(slots) for local in range(count)]
 
     def run(answer: Callable[..., Any]) -> Values:
-        return {f"rank {rank}": list(answer(rank, list(slots))) for rank in range(len(places))}
+        return by_rank(list(answer(rank, list(slots))) for rank in range(len(places)))
 
-    return Case({"slots": list(slots)}, {f"rank {rank}": list(place) for rank, place in enumerate(places)}, run)
+    return Case({"slots": list(slots)}, by_rank(map(list, places)), run)
 
 
 @exercise(lesson=10, old=(1, 2, 3, 4), new=(1, 2, 3, 6), length=(12, 24))

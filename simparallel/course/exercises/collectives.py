@@ -8,7 +8,16 @@ from itertools import permutations
 from typing import Any
 
 from simparallel.algorithms import price
-from simparallel.course.exercises.exercise import Case, Values, by_rank, difference, exercise, integers, run_ranks
+from simparallel.course.exercises.exercise import (
+    Case,
+    Values,
+    by_rank,
+    call_case,
+    difference,
+    exercise,
+    integers,
+    run_ranks,
+)
 from simparallel.runtime.launcher.launch import Results
 
 _MESSAGES = "messages from - to"
@@ -62,7 +71,7 @@ def ring_all_reduce(ranks: int, size: int) -> Case:
         return difference({label: value for label, value in expected.items() if label != _MESSAGES}, found)
 
     def run(answer: Callable[..., Any]) -> Values:
-        results = run_ranks(answer, [(x.copy(),) for x in inputs])
+        results = run_ranks(answer, [(x,) for x in inputs])
         return {**by_rank(results), **sent(results, inputs.itemsize)}
 
     return Case(by_rank(inputs), expected, run, judge)
@@ -82,7 +91,7 @@ def tree_broadcast(ranks: int, root: int) -> Case:
         return difference(expected, {**found, "rounds": fewest})
 
     def run(answer: Callable[..., Any]) -> Values:
-        results = run_ranks(answer, [(x.copy(), root) for x in inputs])
+        results = run_ranks(answer, [(x, root) for x in inputs])
         calls = sent(results, inputs.itemsize)["collectives called"]
         return {"collectives called": calls, **by_rank(results), "rounds": rounds(results)}
 
@@ -99,7 +108,7 @@ def all_to_all_by_messages(ranks: int, part: int) -> Case:
     expected = {"collectives called": ["none"], **by_rank(outputs), **elements}
 
     def run(answer: Callable[..., Any]) -> Values:
-        results = run_ranks(answer, [(x.copy(),) for x in inputs])
+        results = run_ranks(answer, [(x,) for x in inputs])
         return {**by_rank(results), **sent(results, inputs.itemsize)}
 
     return Case(by_rank(inputs), expected, run)
@@ -123,7 +132,4 @@ def fastest_algorithm(ranks: int, size_bytes: int, latency_s: float) -> Case:
         slower = times_us[name] > times_us[fastest] * (1 + 1e-9)
         return f"{name} takes {times_us[name]:.6g} µs, {fastest} {times_us[fastest]:.6g} µs" if slower else None
 
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"fastest": answer(ranks, size_bytes, latency_s, bandwidth_bytes_per_s)}
-
-    return Case(given, {"fastest": min(times_us, key=lambda name: times_us[name])}, run, judge)
+    return call_case(given, {"fastest": min(times_us, key=lambda name: times_us[name])}, judge)

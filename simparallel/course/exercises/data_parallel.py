@@ -16,6 +16,7 @@ from simparallel.course.exercises.exercise import (
     difference,
     exercise,
     integers,
+    ranks_case,
     run_ranks,
 )
 from simparallel.nn import Linear, MSELoss
@@ -62,7 +63,7 @@ def average_gradients(ranks: int, spread: int) -> Case:
     means = [sum(n * g[i] for n, g in zip(samples, gradients, strict=True)) / sum(samples) for i in range(2)]
 
     def run(answer: Callable[..., Any]) -> Values:
-        inputs = [([x.copy() for x in own], n) for own, n in zip(gradients, samples, strict=True)]
+        inputs = list(zip(gradients, samples, strict=True))
         return by_rank(np.concatenate([as_array(x) for x in found]) for found in run_ranks(answer, inputs))
 
     given = {f"rank {rank}, {n} samples": np.concatenate(gradients[rank]) for rank, n in enumerate(samples)}
@@ -89,8 +90,4 @@ def sync_batch_norm(ranks: int, spread: int) -> Case:
     whole = integers(sum(rows), 2)
     parts = np.split(whole, np.cumsum(rows)[:-1])
     result = (whole - whole.mean(axis=0)) / np.sqrt(whole.var(axis=0) + 1e-5)
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return by_rank(run_ranks(answer, [(part.copy(),) for part in parts]))
-
-    return Case(by_rank(parts), by_rank(np.split(result, np.cumsum(rows)[:-1])), run)
+    return ranks_case(by_rank(parts), np.split(result, np.cumsum(rows)[:-1]), [(part,) for part in parts])

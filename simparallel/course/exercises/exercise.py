@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -151,16 +152,18 @@ def integers(*shape: int) -> np.ndarray:
 
 
 def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Results:
-    """Run `answer(*inputs[rank])` on as many ranks as there are inputs, as threads.
+    """Run `answer(*inputs[rank])` on as many ranks as there are inputs, as threads; the inputs are copied.
 
     Raises:
         RunFailedError: a rank failed, or all waited for each other.
     """
 
+    own = deepcopy(list(inputs))
+
     def call() -> Any:
         from simparallel.world.rank import get_rank
 
-        return answer(*inputs[get_rank()])
+        return answer(*own[get_rank()])
 
     return launch(call, world_size=len(inputs), transport="inline", timeout_s=TIMEOUT_S, echo=False)
 
@@ -170,13 +173,39 @@ def by_rank(values: Iterable[Any]) -> dict[str, Any]:
     return {f"rank {rank}": value for rank, value in enumerate(values)}
 
 
+def call_case(
+    given: Values,
+    expected: Values,
+    judge: Callable[[Values, Values], str | None] = difference,
+    *,
+    arguments: Iterable[Any] | None = None,
+    form: Callable[[Any], Any] = lambda result: result,
+) -> Case:
+    """Return a case of an answer that is called once.
+
+    Args:
+        given, judge: as for `Case`.
+        expected: the right result, under its one label.
+        arguments: of the answer, which are copied for each run; None for the values of `given`.
+        form: turns the result of the answer into one to compare.
+    """
+    (label,) = expected
+    values = [*(given.values() if arguments is None else arguments)]
+    return Case(given, expected, lambda answer: {label: form(answer(*deepcopy(values)))}, judge)
+
+
+def ranks_case(given: Values, results: Iterable[Any], inputs: Sequence[tuple[Any, ...]]) -> Case:
+    """Return a case of an answer that runs on ranks, from the right result and the arguments of each rank."""
+    return Case(given, by_rank(results), lambda answer: by_rank(run_ranks(answer, inputs)))
+
+
 def frugal_case(given: Values, results: Sequence[Any], inputs: Sequence[tuple[Any, ...]], count: int) -> Case:
     """Return a case of an answer that runs on ranks and may send at most the bytes of ring all-reduces.
 
     Args:
         given: as for `Case`.
         results: the right result of each rank.
-        inputs: the arguments of each rank; arrays are copied for each run.
+        inputs: the arguments of each rank.
         count: float64 numbers in all these all-reduces together.
     """
     ranks = len(inputs)
@@ -184,7 +213,7 @@ def frugal_case(given: Values, results: Sequence[Any], inputs: Sequence[tuple[An
     most_bytes = count * (2 * (ranks - 1) * np.dtype(np.float64).itemsize + ranks)
 
     def run(answer: Callable[..., Any]) -> Values:
-        found = run_ranks(answer, [tuple(x.copy() if isinstance(x, np.ndarray) else x for x in own) for own in inputs])
+        found = run_ranks(answer, inputs)
         return {**by_rank(found), "bytes sent": sum(event.sent_bytes for event in found.trace.events)}
 
     def judge(expected: Values, found: Values) -> str | None:

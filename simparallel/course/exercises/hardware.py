@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from simparallel.course.exercises.exercise import Case, Values, exercise, integers
+from simparallel.course.exercises.exercise import Case, Values, call_case, exercise, integers
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 
 _DEVICE = DeviceSpec("device", {4: 1e12}, 1e12, 10**9, 1e-6)
@@ -47,12 +47,8 @@ def ring_or_tree(ranks: int, size_bytes: int, latency_us: int) -> Case:
             return None
         return f"{name} takes {times[name] / 1e6:g} µs, {expected['faster']} {fastest / 1e6:g} µs"
 
-    return Case(
-        {"ranks": ranks, "size_bytes": size_bytes, "latency_s": link.latency_s, "bandwidth": 100e9},
-        {"faster": min(times, key=lambda name: times[name])},
-        lambda answer: {"faster": answer(ranks, size_bytes, link.latency_s, link.bandwidth_bytes_per_s)},
-        judge,
-    )
+    given = {"ranks": ranks, "size_bytes": size_bytes, "latency_s": link.latency_s, "bandwidth": 100e9}
+    return call_case(given, {"faster": min(times, key=lambda name: times[name])}, judge)
 
 
 @exercise(lesson=6, num_parameters=(1, 100, 1000), num_states=(0, 1, 2), sample_bytes=(8, 70), memory_kb=(0, 8, 17))
@@ -60,16 +56,13 @@ def largest_batch(num_parameters: int, num_states: int, sample_bytes: int, memor
     """Return the largest number of samples that fits into the memory of a device."""
     memory_bytes = memory_kb * 1000
     taken = 4 * num_parameters * (2 + num_states)
-    return Case(
-        {
-            "memory_bytes": memory_bytes,
-            "num_parameters": num_parameters,
-            "num_states": num_states,
-            "sample_bytes": sample_bytes,
-        },
-        {"samples": max(0, memory_bytes - taken) // sample_bytes},
-        lambda answer: {"samples": answer(memory_bytes, num_parameters, num_states, sample_bytes)},
-    )
+    given = {
+        "memory_bytes": memory_bytes,
+        "num_parameters": num_parameters,
+        "num_states": num_states,
+        "sample_bytes": sample_bytes,
+    }
+    return call_case(given, {"samples": max(0, memory_bytes - taken) // sample_bytes})
 
 
 @exercise(lesson=6, samples=(8, 100, 1001), batch=(1, 4), gradient_mb=(0, 10, 100), share=(1.0, 0.5, 0.1, 0.03))
@@ -88,4 +81,4 @@ def devices_needed(samples: int, batch: int, gradient_mb: int, share: float) -> 
         "samples": samples, "batch": batch, "compute_s": compute_s, "gradient_bytes": gradient_bytes,
         "latency_s": latency_s, "bandwidth": bandwidth, "limit_s": limit_s,
     }  # fmt: skip
-    return Case(given, {"devices": enough[0] if enough else None}, lambda answer: {"devices": answer(*given.values())})
+    return call_case(given, {"devices": enough[0] if enough else None})

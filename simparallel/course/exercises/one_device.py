@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from simparallel import functions
 from simparallel.autograd import Tensor
-from simparallel.course.exercises.exercise import Case, Values, exercise, integers
+from simparallel.course.exercises.exercise import Case, Values, call_case, exercise, integers
 from simparallel.optim import Adam
 
 # Node -> the nodes that it reads; "y" is the result. Small graphs first.
@@ -33,11 +30,7 @@ def layer_norm_backward(rows: int, columns: int) -> Case:
     y = functions.layer_norm(leaf, eps=eps)
     (y * Tensor(dy)).sum().backward()
     assert leaf.grad is not None
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"dx": answer(x.copy(), dy.copy(), eps)}
-
-    return Case({"x": x, "dy": dy, "eps": eps}, {"dx": leaf.grad.numpy()}, run)
+    return call_case({"x": x, "dy": dy, "eps": eps}, {"dx": leaf.grad.numpy()})
 
 
 @exercise(lesson=1, graph=tuple(_GRAPHS), starts_at_result=(False, True))
@@ -69,11 +62,8 @@ def backward_order(graph: str, starts_at_result: bool) -> Case:
                     return f"{source} comes before {node}, which reads it"
         return None
 
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"order": list(answer({node: list(sources) for node, sources in inputs.items()}, "y"))}
-
     given = {node: sources or ["a leaf"] for node, sources in inputs.items()}
-    return Case(given, {"order": right}, run, judge)
+    return call_case(given, {"order": right}, judge, arguments=[inputs, "y"], form=list)
 
 
 @exercise(lesson=1, steps=range(1, 5), size=range(1, 4), eps=(1e-8, 0.5))
@@ -86,9 +76,6 @@ def adam(steps: int, size: int, eps: float) -> Case:
     for gradient in gradients:
         parameter.grad = Tensor(gradient)
         optimizer.step()
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return {"parameters": answer(start.copy(), [gradient.copy() for gradient in gradients], *settings.values())}
-
     given = {"parameters": start, "gradients": gradients, **settings}
-    return Case(given, {"parameters": parameter.detach().numpy().copy()}, run)
+    arguments = [start, list(gradients), *settings.values()]
+    return call_case(given, {"parameters": parameter.detach().numpy().copy()}, arguments=arguments)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from simparallel.course.exercises.exercise import Case, Values, exercise, integers
+from simparallel.course.exercises.exercise import Case, Values, by_rank, call_case, exercise, integers
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline.schedule import pipeline_schedule
 from simparallel.view import plot_schedule
@@ -28,10 +28,10 @@ def lists_of_1f1b(ranks: int, microbatches: int) -> Case:
     def draw(found: Values, ax: Any) -> None:
         plot_schedule(schedule.with_actions(list(found.values())), ax)
 
-    lists = {f"rank {rank}": [str(action) for action in row] for rank, row in enumerate(schedule.actions)}
+    lists = by_rank([str(action) for action in row] for row in schedule.actions)
 
     def run(answer: Callable[..., Any]) -> Values:
-        return {f"rank {rank}": list(row) for rank, row in enumerate(answer(ranks, microbatches))}
+        return by_rank(map(list, answer(ranks, microbatches)))
 
     return Case({"ranks": ranks, "micro-batches": microbatches}, lists, run, judge, draw)
 
@@ -42,11 +42,7 @@ def fewest_microbatches(ranks: int, share: float) -> Case:
     count = 1
     while (cost := pipeline_schedule("gpipe", ranks, count).cost()).bubble > share * cost.makespan:
         count += 1
-    return Case(
-        {"ranks": ranks, "share": share},
-        {"micro-batches": count},
-        lambda answer: {"micro-batches": answer(ranks, share)},
-    )
+    return call_case({"ranks": ranks, "share": share}, {"micro-batches": count})
 
 
 @exercise(lesson=11, layers=range(1, 9), ranks=range(1, 9), seed=range(2))
@@ -69,9 +65,5 @@ def balanced_stages(layers: int, ranks: int, seed: int) -> Case:
         time = max(sum(times[a:b]) for a, b in pairwise([0, *accumulate(counts)]))
         return None if time == slowest else f"the slowest of {counts} takes {time}, and {slowest} is possible"
 
-    return Case(
-        {"times": times, "ranks": ranks},
-        {"layers of each stage": [b - a for a, b in pairwise(best)]},
-        lambda answer: {"layers of each stage": list(answer(times, ranks))},
-        judge,
-    )
+    expected = {"layers of each stage": [b - a for a, b in pairwise(best)]}
+    return call_case({"times": times, "ranks": ranks}, expected, judge, form=list)

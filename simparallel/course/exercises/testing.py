@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.course.exercises.exercise import Case, Values, exercise
+from simparallel.course.exercises.exercise import Case, Values, call_case, exercise
 
 # Possible failures of the slices of ranks, by name.
 _FAILURES: dict[str, Callable[[list[int]], bool]] = {
@@ -41,12 +41,8 @@ def shrink_sizes(failure: str, sizes: list[int]) -> Case:
             return f"{case} does not fail"
         return next((f"{case} is not minimal, {one} fails, too" for one in without(case) if fails(one)), None)
 
-    return Case(
-        {"sizes": sizes, "fails if": [failure]},
-        {"shrunk": expected},
-        lambda answer: {"shrunk": list(answer(fails, list(sizes)))},
-        judge,
-    )
+    given = {"sizes": sizes, "fails if": [failure]}
+    return call_case(given, {"shrunk": expected}, judge, arguments=[fails, sizes], form=list)
 
 
 @exercise(lesson=9, ranks=range(1, 5), total=range(5))
@@ -108,13 +104,10 @@ def accepts_mean(program: str) -> Case:
             return None
         return "your test refuses a right program" if is_right else f"your test accepts a wrong program: {program}"
 
-    def run(answer: Callable[..., Any]) -> Values:
-        def checked(parts: Sequence[Any]) -> list[float]:
-            arrays = [np.asarray(part, np.float64) for part in parts]
-            if not sum(map(len, arrays)):
-                raise ValueError("no rank has a number, so there is no mean")
-            return _PROGRAMS[program](arrays)
+    def checked(parts: Sequence[Any]) -> list[float]:
+        arrays = [np.asarray(part, np.float64) for part in parts]
+        if not sum(map(len, arrays)):
+            raise ValueError("no rank has a number, so there is no mean")
+        return _PROGRAMS[program](arrays)
 
-        return {"accepted": bool(answer(checked))}
-
-    return Case({"program": [program]}, {"accepted": is_right}, run, judge)
+    return call_case({"program": [program]}, {"accepted": is_right}, judge, arguments=[checked], form=bool)

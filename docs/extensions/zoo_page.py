@@ -1,4 +1,4 @@
-"""The page `docs/zoo.md`, generated from the programs: `python -m simparallel.course.zoo.pages docs/zoo.md`."""
+"""The page `docs/zoo.md`, generated from the programs: `python docs/extensions/zoo_page.py docs/zoo.md`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ samples of four features and their targets, `LABELS` their classes: `simparallel
 
 A line with - is in the wrong program only, a line with + in the mended one only. "Seen" is the symptom where nothing
 checks the program. The texts below "Found" come from runs; their line numbers count in `entry.source`. This page
-is written by `python -m simparallel.course.zoo.pages docs/zoo.md`.
+is written by `python docs/extensions/zoo_page.py docs/zoo.md`.
 
 | lesson | program | mistake | found by |
 |---|---|---|---|
