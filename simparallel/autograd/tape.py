@@ -64,9 +64,7 @@ class FlatSlice(Reversible):
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         # The gradient that other slices have contributed so far; None for the first.
-        whole = ctx.accumulate_into
-        if whole is None:
-            whole = get_namespace(dy).zeros(self._size, dtype=dy.dtype)
+        whole = get_namespace(dy).zeros(self._size, dy.dtype) if ctx.accumulate_into is None else ctx.accumulate_into
         whole[self._start : self._start + dy.size] += dy.reshape(-1)
         return (whole,)
 
