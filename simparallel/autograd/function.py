@@ -24,8 +24,8 @@ class FunctionContext:
         saved_tensors: the saved values, off the tape.
     """
 
-    onto: Array | None = None
-    rooms: Sequence[Array | None] = ()
+    accumulate_into: Array | None = None
+    grad_buffers: Sequence[Array | None] = ()
 
     def __init__(self, needs_input_grad: tuple[bool, ...], needs: tuple[bool, ...], device: Device) -> None:
         self.needs_input_grad = needs_input_grad

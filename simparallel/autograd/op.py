@@ -98,17 +98,17 @@ class Context:
     Attributes:
         xp: numpy or cupy.
         needs: for each input, whether backward wants its gradient.
-        onto: in the backward of an op that `adds_onto`, the sum of the contributions of other uses of its input, to
-            add to and return; None if there are none yet: return a new array.
-        rooms: in the backward of an op that `fills_rooms`, for each input an array to write its gradient to, or None;
-            see `gradient`.
+        accumulate_into: in the backward of an op that `accumulates`, the sum of the contributions of other uses of its
+            input, to add to and return; None if there are none yet: return a new array.
+        grad_buffers: in the backward of an op that `fills_grad_buffers`, for each input an array to write its gradient
+            to, or None; see `gradient`.
         device: the device of the inputs.
         layer: path of the module that called the op.
         plan: shapes, sizes and work of this call.
     """
 
-    onto: Array | None = None
-    rooms: Sequence[Array | None] = ()
+    accumulate_into: Array | None = None
+    grad_buffers: Sequence[Array | None] = ()
     # A class attribute, because it is nearly always FIRST.
     device: Device = FIRST
     layer = ""
@@ -136,9 +136,9 @@ class Context:
 
         It is the gradient buffer of the input if there is one of this dtype, which saves a copy; else a new array.
         """
-        room = self.rooms[i] if self.rooms else None
-        if room is not None and room.dtype == dtype:
-            return room
+        buffer = self.grad_buffers[i] if self.grad_buffers else None
+        if buffer is not None and buffer.dtype == dtype:
+            return buffer
         return self.xp.empty(self.plan.inputs[i].shape, dtype)
 
     def sum_over(self, dims: str, x: Array, group_size: int | None = None) -> Array:

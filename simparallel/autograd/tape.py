@@ -33,14 +33,14 @@ class Reversible:
     """An entry of the tape: `run_backward(ctx, dy)` returns the gradients of its inputs, in order.
 
     Attributes:
-        adds_onto: it has one input, contributes to a part of its gradient, and uses `ctx.onto`.
-        fills_rooms: it uses `ctx.gradient` or `ctx.rooms`.
+        accumulates: it has one input, contributes to a part of its gradient, and uses `ctx.accumulate_into`.
+        fills_grad_buffers: it uses `ctx.gradient` or `ctx.grad_buffers`.
         is_product: it is a product of its first two inputs: backward reads each only for the gradient of the other.
         consumed: what to say where backward arrives a second time.
     """
 
-    adds_onto = False
-    fills_rooms = False
+    accumulates = False
+    fills_grad_buffers = False
     is_product = False
     consumed = (
         "the graph behind {op!r} was consumed by an earlier backward; run the forward pass again, or pass "
@@ -57,14 +57,14 @@ class FlatSlice(Reversible):
         size: number of elements of the flat tensor.
     """
 
-    adds_onto = True
+    accumulates = True
 
     def __init__(self, text: str, start: int, size: int) -> None:
         self._text, self._start, self._size = text, start, size
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         # The gradient that other slices have contributed so far; None for the first.
-        whole = get_namespace(dy).zeros(self._size, dtype=dy.dtype) if ctx.onto is None else ctx.onto
+        whole = get_namespace(dy).zeros(self._size, dy.dtype) if ctx.accumulate_into is None else ctx.accumulate_into
         whole[self._start : self._start + dy.size] += dy.reshape(-1)
         return (whole,)
 
@@ -211,33 +211,34 @@ def run_backward(
             op, inputs, dy = node.op, node.inputs, grads.pop(id(node))
             assert node.ctx is not None  # _count_uses has checked it
             needs = node.ctx.needs
-            onto: Array | None = None
-            rooms: list[Array | None] = []
-            if op.adds_onto:
+            accumulate_into: Array | None = None
+            grad_buffers: list[Array | None] = []
+            if op.accumulates:
                 # Only an array that nothing else uses may grow in place.
-                node.ctx.onto = onto = running.growing(inputs[0])
-            if op.fills_rooms:
+                node.ctx.accumulate_into = accumulate_into = running.growing(inputs[0])
+            if op.fills_grad_buffers:
                 # The buffer is free if the leaf has no gradient yet and this is its last use.
                 is_free = [calls_hooks and x._grad is None and uses.get(id(x)) == 1 for x in inputs]
-                node.ctx.rooms = rooms = [x._room if free else None for x, free in zip(inputs, is_free, strict=True)]
+                grad_buffers = [x._room if free else None for x, free in zip(inputs, is_free, strict=True)]
+                node.ctx.grad_buffers = grad_buffers
             input_grads = op.run_backward(node.ctx, dy)
             # Free activations as soon as they are used, even while the loss is kept.
             if not retain_graph:
                 node.ctx, node.inputs = None, ()
-            elif op.adds_onto:
+            elif op.accumulates:
                 # A leaf may own this array from now on.
-                node.ctx.onto = None
+                node.ctx.accumulate_into = None
             for tensor, needed, gradient in zip(inputs, needs, input_grads, strict=True):
                 if not needed:
                     continue
                 source = tensor._node
                 key = id(source or tensor)
-                # Without a gradient, this use contributes nothing; the gradient in `onto` has grown in place.
-                if gradient is not None and onto is None:
+                # Without a gradient, this use contributes nothing; that in `accumulate_into` has grown in place.
+                if gradient is not None and accumulate_into is None:
                     # An array with a base is a view, and dy may be the gradient of another input: neither may be
                     # written.
-                    is_new = gradient is not dy and (gradient.base is None or op.adds_onto)
-                    running.add(key, tensor, gradient, is_new or any(gradient is array for array in rooms))
+                    is_new = gradient is not dy and (gradient.base is None or op.accumulates)
+                    running.add(key, tensor, gradient, is_new or any(gradient is array for array in grad_buffers))
                 # Counted also without a contribution: the leaf is finished when its last use has been visited.
                 uses[key] -= 1
                 if uses[key] == 0 and key in grads:

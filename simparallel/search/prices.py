@@ -281,10 +281,8 @@ class Prices:
         return self._exchanges[key]
 
     def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:
-        if not each:
-            return ()
         timed = tuple((src, dst, self.cluster.message(size, src, dst).time_ps) for src, dst, size in each)
-        return (TimedMessages(timed),)
+        return (TimedMessages(timed),) if timed else ()
 
     # --- work ----------------------------------------------------------------------------------------
 

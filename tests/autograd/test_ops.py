@@ -94,7 +94,7 @@ def test_new_gradients_own_their_memory(name, data):
     ctx = y._node.ctx
     dy = np.ones(y.shape, y.dtype)
     gradients = [g for g in op.backward(ctx, dy) if isinstance(g, np.ndarray)]
-    new = [g for g in gradients if g is not dy and (g.base is None or op.adds_onto)]
+    new = [g for g in gradients if g is not dy and (g.base is None or op.accumulates)]
     kept = [value for value in vars(ctx).values() if isinstance(value, np.ndarray)]
     others = [*kept, dy, y.data, *(tensor.data for tensor in y._node.inputs)]
 
@@ -102,28 +102,28 @@ def test_new_gradients_own_their_memory(name, data):
     assert sum(np.shares_memory(g, other) for g in new for other in gradients) == sum(g.size > 0 for g in new)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, op in Op.registry.items() if op.fills_rooms))
+@pytest.mark.parametrize("name", sorted(name for name, op in Op.registry.items() if op.fills_grad_buffers))
 @given(data=st.data())
 def test_gradients_are_written_to_their_buffers(name, data):
     """A gradient written into its buffer has the same bits as elsewhere, whatever the buffer held before."""
     op, inputs = data.draw(op_calls(name, data.draw(st.sampled_from((np.float16, np.float32, np.float64)))))
     leaves = [Tensor(array, requires_grad=array.dtype.kind == "f") for array in inputs]
 
-    def backward(rooms):
+    def backward(grad_buffers):
         for leaf in leaves:
-            leaf.grad, leaf._room = None, rooms.get(id(leaf))
+            leaf.grad, leaf._room = None, grad_buffers.get(id(leaf))
         y = op(*leaves)
         y.backward(np.arange(y.size, dtype=y.dtype).reshape(y.shape) % 5)
         return {id(leaf): leaf.grad.data for leaf in leaves if leaf.grad is not None}
 
-    rooms = {id(leaf): np.full(leaf.shape, 7, leaf.dtype) for leaf in leaves[1:] if leaf.requires_grad}
-    expected, found = backward({}), backward(rooms)
+    grad_buffers = {id(leaf): np.full(leaf.shape, 7, leaf.dtype) for leaf in leaves[1:] if leaf.requires_grad}
+    expected, found = backward({}), backward(grad_buffers)
 
     assert expected.keys() == found.keys()
     for leaf, gradient in expected.items():
         np.testing.assert_array_equal(found[leaf], gradient)
     if inputs[0].dtype != np.float16 and (name != "MatMul" or inputs[0].ndim == inputs[1].ndim == 2):
-        assert all(found[leaf] is room for leaf, room in rooms.items())
+        assert all(found[leaf] is buffer for leaf, buffer in grad_buffers.items())
 
 
 @every_op

@@ -46,7 +46,7 @@ class BatchNorm(Op):
         InputError: `group_size` is less than 1.
     """
 
-    fills_rooms = True
+    fills_grad_buffers = True
 
     def __init__(
         self,

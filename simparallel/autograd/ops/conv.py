@@ -56,7 +56,7 @@ class Conv2d(Op):
     rule = "n c <h> <w>, o c {kh} {kw}, o -> n o <h> <w>"
     is_product = True
     is_matrix_product = True
-    fills_rooms = True
+    fills_grad_buffers = True
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class Embedding(Op):
     """
 
     rule = "..., v e -> ... e"
-    fills_rooms = True
+    fills_grad_buffers = True
 
     def __init__(self, padding_idx: int | None = None) -> None:
         self.padding_idx = None if padding_idx is None else as_int("Embedding: padding_idx", padding_idx)

@@ -40,7 +40,7 @@ class Slice(Op):
             for every new dim.
     """
 
-    adds_onto = True
+    accumulates = True
 
     def __init__(self, items: tuple[Item, ...]) -> None:
         self.items = items
@@ -78,9 +78,9 @@ class Slice(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Return dx in the memory order of x, which spares the op that made x a copy."""
-        if ctx.onto is not None:
-            ctx.onto[self._key] += dy
-            return (ctx.onto,)
+        if ctx.accumulate_into is not None:
+            ctx.accumulate_into[self._key] += dy
+            return (ctx.accumulate_into,)
         shape, order = ctx.plan.inputs[0].shape, ctx.order
         dx = ctx.xp.zeros([shape[dim] for dim in order], dtype=dy.dtype)
         dx = dx.transpose([order.index(dim) for dim in range(len(shape))])

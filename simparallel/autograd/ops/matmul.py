@@ -58,7 +58,7 @@ class MatMul(Op):
     rule = "... m k, ... k n -> ... m n"
     is_product = True
     is_matrix_product = True
-    fills_rooms = True
+    fills_grad_buffers = True
     # Order of the axes of the device matrix, also for transposed inputs.
     axis_order = ("m", "k", "n")
     transpose_a = transpose_b = False
@@ -135,7 +135,7 @@ class Linear(Op):
     rule = "... k, n k, n -> ... n"
     is_product = True
     is_matrix_product = True
-    fills_rooms = True
+    fills_grad_buffers = True
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         return self.rule if len(shapes) == 3 else "... k, n k -> ... n"

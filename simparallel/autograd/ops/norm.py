@@ -32,7 +32,7 @@ class AbstractRowNorm(Op):
         InputError: `num_dims` is less than 1.
     """
 
-    fills_rooms = True
+    fills_grad_buffers = True
 
     def __init__(self, num_dims: int = 1, eps: float | None = 1e-5) -> None:
         if num_dims < 1:
@@ -193,7 +193,7 @@ class GroupNorm(Op):
         InputError: `num_groups` is less than 1.
     """
 
-    fills_rooms = True
+    fills_grad_buffers = True
 
     def __init__(self, num_groups: int, eps: float = 1e-5) -> None:
         if num_groups < 1:

@@ -57,24 +57,24 @@ class Sharder:
         self.communicator, self.ranks = communicator, ranks
         self.rank, self.world_size = communicator.rank, len(ranks)
         self.groups = GroupCache(communicator, ranks)
-        self._ways: dict[tuple[Placement, Placement, int], CompiledMove] = {}
+        self._compiled_moves: dict[tuple[Placement, Placement, int], CompiledMove] = {}
         self.calls: dict[Any, Runner] = {}
         self.sums = Postponed()
 
-    def way(self, source: Placement, target: Placement, itemsize: int) -> CompiledMove:
+    def move(self, source: Placement, target: Placement, itemsize: int) -> CompiledMove:
         """Return the redistribution between two placements. Collective: yes, the first time."""
         # Only quick plans depend on the element size.
         key = source, target, itemsize if mode.quick else 0
-        found = self._ways.get(key)
+        found = self._compiled_moves.get(key)
         if found is None:
             for layout in (source.layout, target.layout):
                 check_ranks(layout, self.communicator.world_size)
-            found = self._ways[key] = CompiledMove(self, source, target, plan_way(source, target, itemsize))
+            found = self._compiled_moves[key] = CompiledMove(self, source, target, plan_way(source, target, itemsize))
         return found
 
     def carry(self, x: Array, source: Placement, target: Placement, phase: str = "forward") -> Array:
         """Return this rank's slice in the target layout. Collective: yes, if data moves."""
-        return x if source is target else self.way(source, target, x.dtype.itemsize)(x, phase)
+        return x if source is target else self.move(source, target, x.dtype.itemsize)(x, phase)
 
 
 class CompiledMove(Reversible):
@@ -179,9 +179,9 @@ def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -
     if origin is target and x.placement is not None:
         return x
     own = sharder()
-    way = own.way(origin, target, x.data.dtype.itemsize)
+    move = own.move(origin, target, x.data.dtype.itemsize)
     with own.communicator.for_purpose(f"redistribution of {_maker(x)}"):
-        return way.bring(x)
+        return move.bring(x)
 
 
 def _start(x: PendingView, target: Placement) -> Tensor:
@@ -247,7 +247,7 @@ class Runner(Reversible):
         # By axes and group size.
         self._groups: dict[Any, Group | None] = {}
         # Redistributions of inputs, by input number and source placement: the same ones in every step.
-        self._ways: dict[Any, CompiledMove] = {}
+        self._compiled_moves: dict[Any, CompiledMove] = {}
         all_axes = ((i, sharding.gradient_axes(i)) for i in range(len(call.inputs)))
         self._gradient_axes = [(i, axes) for i, axes in all_axes if axes]
         self._summed = [i for i, _ in self._gradient_axes]
@@ -321,15 +321,15 @@ class Runner(Reversible):
         if source is None and x.is_leaf and x.requires_grad:
             return shard_parameter(x, target)
         # A plain tensor that is not a leaf is whole on every rank.
-        way = self._ways.get((i, source))
-        if way is None:
+        move = self._compiled_moves.get((i, source))
+        if move is None:
             whole = source or placement(uncut(target.layout.mesh, x.shape), x.shape)
-            way = self._ways[i, source] = self._sharder.way(whole, target, x.data.dtype.itemsize)
-        if not way.finishes:
-            return way.bring(x)
+            move = self._compiled_moves[i, source] = self._sharder.move(whole, target, x.data.dtype.itemsize)
+        if not move.finishes:
+            return move.bring(x)
         # The sum is due to the op that left it unfinished: name both ops in errors.
         with self._sharder.communicator.for_purpose(f"{self.purpose}, of {_maker(x)}"):
-            return way.bring(x)
+            return move.bring(x)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Return the gradients of the inputs: halos returned to their owners, then summed along `_gradient_axes`."""

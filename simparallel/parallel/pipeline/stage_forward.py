@@ -55,10 +55,10 @@ class StageValue(NamedTuple):
 class StageTransport(Protocol):
     """The transport of values between stages."""
 
-    def send(self, crossing: StageValue, x: Tensor) -> None:
+    def send(self, stage_value: StageValue, x: Tensor) -> None:
         """Send a value of the running stage."""
 
-    def receive(self, crossing: StageValue, like: Tensor) -> Tensor:
+    def receive(self, stage_value: StageValue, like: Tensor) -> Tensor:
         """Return a value that the running stage needs, as a leaf; it has shape and dtype of `like`."""
 
 
@@ -197,7 +197,7 @@ class StageForward(AbstractInterpreter):
         if stage != self.stage:
             # A plan reads only shapes and dtypes.
             output = op._plan(moved).output
-            return _elsewhere(output.shape, output.dtype, stage)
+            return _remote(output.shape, output.dtype, stage)
         return self._own_result(op, moved, {})
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
@@ -239,7 +239,7 @@ class StageForward(AbstractInterpreter):
             return self._own_result(forward, args, kwargs)
         specs = [_spec(x) for x in args]
         if kwargs or None in specs:
-            return self._elsewhere(module, stage, forward, args, kwargs)
+            return self._remote(module, stage, forward, args, kwargs)
         key = self._num_calls, module, *specs
         if key in self._known.results:
             found, masks = self._known.results[key]
@@ -247,11 +247,11 @@ class StageForward(AbstractInterpreter):
                 random_state.calls[stream] = random_state.calls.get(stream, 0) + count
             return found
         calls = dict(random_state.calls)
-        found = self._elsewhere(module, stage, forward, args, kwargs)
+        found = self._remote(module, stage, forward, args, kwargs)
         self._known.results[key] = found, _new_calls(calls)
         return found
 
-    def _elsewhere(self, module: Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _remote(self, module: Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a child of another stage: its ops give tensors without data."""
         around, self._around = self._around, stage
         # Restored afterwards: a norm would write its statistics.
@@ -302,19 +302,19 @@ class StageForward(AbstractInterpreter):
             )
         key = id(x), target
         if key not in self._moved:
-            crossing = StageValue(source, target, self._numbers[source, target])
+            stage_value = StageValue(source, target, self._numbers[source, target])
             self._numbers[source, target] += 1
             self._kept.append(x)
             self._moved[key] = x
             if target == self.stage:
-                leaf = self._messages.receive(crossing, x)
-                self.received.append((crossing, leaf))
+                leaf = self._messages.receive(stage_value, x)
+                self.received.append((stage_value, leaf))
                 # With a tape node, so that a child may write `x += 1`.
                 self._moved[key] = self._mark_own(relabelled(leaf, None, None))
             elif source == self.stage:
                 whole = x if x.placement is None else self._own_result(Tensor.full_tensor, [x], {})
-                self._messages.send(crossing, whole)
-                self.sent.append((crossing, whole))
+                self._messages.send(stage_value, whole)
+                self.sent.append((stage_value, whole))
                 if len(self.sent) == self._sends:
                     raise _Done
         return self._moved[key]
@@ -340,7 +340,7 @@ def _spec(x: Any) -> Any:
     return (x.shape, x.dtype) if isinstance(x, Tensor) else None
 
 
-def _elsewhere(shape: tuple[int, ...], dtype: Any, stage: int) -> Tensor:
+def _remote(shape: tuple[int, ...], dtype: Any, stage: int) -> Tensor:
     return Tensor._result(empty(shape, dtype), interpreter=RemoteValue(stage))
 
 
@@ -348,4 +348,4 @@ def _marked(x: Any, stage: int) -> Any:
     """Return a result of a child as a value of its stage."""
     if not isinstance(x, Tensor) or (type(x.interpreter) is RemoteValue and x.interpreter.stage == stage):
         return x
-    return _elsewhere(x.shape, x.dtype, stage)
+    return _remote(x.shape, x.dtype, stage)

@@ -73,7 +73,7 @@ class PipelineStep:
         }
         self._loss = self._xp.zeros((), np.float64)
         self._losses: list[tuple[int, Array]] = []
-        # (stage, micro-batch) -> its forward; direction, crossing, micro-batch -> a value for this rank itself.
+        # (stage, micro-batch) -> its forward; direction, stage value, micro-batch -> a value for this rank itself.
         self._live: dict[tuple[int, int], _PendingForward] = {}
         self._local: dict[tuple[int, StageValue, int], Array] = {}
         self._late: dict[tuple[int, int], Callable[[], None]] = {}
@@ -225,7 +225,7 @@ class PipelineStep:
         stage, m = action.stage, action.microbatch
         live = self._live.pop((stage, m))
         mail = _Mail(self, stage, m)
-        ends = [(x, mail.gradient_of(crossing, x)) for crossing, x in live.sent if x.dtype.kind == "f"]
+        ends = [(x, mail.gradient_of(stage_value, x)) for stage_value, x in live.sent if x.dtype.kind == "f"]
         if live.loss is not None:
             seed = get_namespace(live.loss.data).full((), self._share(stage, m), live.loss.dtype)
             ends.append((live.loss, seed))
@@ -233,10 +233,10 @@ class PipelineStep:
 
     def _send_back(self, action: Action, live: _PendingForward, found: dict[int, Array]) -> None:
         mail = _Mail(self, action.stage, action.microbatch)
-        for crossing, x in live.received:
+        for stage_value, x in live.received:
             if x.requires_grad:
-                gradient = found.get(id(x))
-                mail.send_gradient(crossing, get_namespace(x.data).zeros_like(x.data) if gradient is None else gradient)
+                gradient = found[id(x)] if id(x) in found else get_namespace(x.data).zeros_like(x.data)
+                mail.send_gradient(stage_value, gradient)
 
     def _deliver(self, live: _PendingForward, found: dict[int, Array], leaf: Tensor, gradient: Array) -> None:
         if any(leaf is x for _, x in live.received):
@@ -288,30 +288,30 @@ class PipelineStep:
 
     # --- messages -------------------------------------------------------------------------------------
 
-    def send(self, direction: int, crossing: StageValue, m: int, target: int, x: Array) -> None:
+    def send(self, direction: int, stage_value: StageValue, m: int, target: int, x: Array) -> None:
         """Send a value to another stage; by reference, if that is on this rank."""
         rank = self._schedule.rank_of(target)
         if rank == self._rank:
-            self._local[direction, crossing, m] = x
+            self._local[direction, stage_value, m] = x
         else:
-            self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, crossing, m)))
+            self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, stage_value, m)))
 
-    def receive(self, direction: int, crossing: StageValue, m: int, source: int, like: Tensor) -> Array:
+    def receive(self, direction: int, stage_value: StageValue, m: int, source: int, like: Tensor) -> Array:
         """Return a value of another stage. A message with another shape or dtype is refused."""
         rank = self._schedule.rank_of(source)
         if rank == self._rank:
-            return self._local.pop((direction, crossing, m))
+            return self._local.pop((direction, stage_value, m))
         room = self._xp.empty(like.shape, like.dtype)
-        return collectives.recv(room, self._ranks[rank], self._tag(direction, crossing, m))
+        return collectives.recv(room, self._ranks[rank], self._tag(direction, stage_value, m))
 
-    def _tag(self, direction: int, crossing: StageValue, m: int) -> int:
-        source, target, number = crossing
+    def _tag(self, direction: int, stage_value: StageValue, m: int) -> int:
+        source, target, number = stage_value
         num_stages = self._schedule.num_stages
         value = ((number * self._schedule.microbatches + m) * num_stages + source) * num_stages + target
         return (value * 2 + direction) * (CALLS * PIPELINES) + self._call
 
     def _of_tag(self, tag: int) -> tuple[int, StageValue, int, int]:
-        """Return direction, crossing, micro-batch and call of a tag."""
+        """Return direction, stage value, micro-batch and call of a tag."""
         num_stages = self._schedule.num_stages
         rest, call = divmod(tag, CALLS * PIPELINES)
         rest, direction = divmod(rest, 2)
@@ -336,33 +336,33 @@ class PipelineStep:
 
 
 class _Mail(NamedTuple):
-    """The messages of one forward or backward: crossings count stages from the input of their own replica."""
+    """The messages of one forward or backward: stage values count stages from the input of their own replica."""
 
     step: PipelineStep
     stage: int
     microbatch: int
 
-    def _global(self, crossing: StageValue) -> StageValue:
+    def _global(self, stage_value: StageValue) -> StageValue:
         start = self.stage - self.stage % self.step._length
-        return StageValue(crossing.source + start, crossing.target + start, crossing.number)
+        return StageValue(stage_value.source + start, stage_value.target + start, stage_value.number)
 
-    def send(self, crossing: StageValue, x: Tensor) -> None:
-        own = self._global(crossing)
+    def send(self, stage_value: StageValue, x: Tensor) -> None:
+        own = self._global(stage_value)
         self.step.check_data(f"a value of stage {own.source} for stage {own.target}", x)
         self.step.send(FORWARDS, own, self.microbatch, own.target, x.data)
 
-    def receive(self, crossing: StageValue, like: Tensor) -> Tensor:
-        own = self._global(crossing)
+    def receive(self, stage_value: StageValue, like: Tensor) -> Tensor:
+        own = self._global(stage_value)
         x = as_tensor(self.step.receive(FORWARDS, own, self.microbatch, own.source, like))
         x.requires_grad = x.dtype.kind == "f"
         return x
 
-    def send_gradient(self, crossing: StageValue, gradient: Array) -> None:
-        own = self._global(crossing)
+    def send_gradient(self, stage_value: StageValue, gradient: Array) -> None:
+        own = self._global(stage_value)
         self.step.send(BACKWARDS, own, self.microbatch, own.source, gradient)
 
-    def gradient_of(self, crossing: StageValue, like: Tensor) -> Array:
-        own = self._global(crossing)
+    def gradient_of(self, stage_value: StageValue, like: Tensor) -> Array:
+        own = self._global(stage_value)
         return self.step.receive(BACKWARDS, own, self.microbatch, own.target, like)
 
 

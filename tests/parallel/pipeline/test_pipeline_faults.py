@@ -46,7 +46,7 @@ def _train(fault):
     pipeline = Pipeline(network, _square, 8)
     if fault == "tag" and sp.get_rank() == 1:
         tag = PipelineStep._tag
-        PipelineStep._tag = lambda step, direction, crossing, m: tag(step, direction, crossing, m if m != 3 else 5)
+        PipelineStep._tag = lambda step, direction, value, m: tag(step, direction, value, m if m != 3 else 5)
     x = np.ones((16, 4), np.float32)
     pipeline.step(x, x)
 
