@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
+from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes
 from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.parallel import explicit_redistribution
@@ -148,11 +149,7 @@ class CommCounter:
         ]
 
     def __str__(self) -> str:
-        rows = [("call", "count", "payload", "where"), *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join(
-            f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip() for row in rows
-        )
+        return "\n".join(aligned([("call", "count", "payload", "where"), *self._rows()], "<>><"))
 
     def __repr__(self) -> str:
         return f"CommCounter({', '.join(f'{name}: {count}' for name, count in self.counts.items())})"
