@@ -18,7 +18,7 @@ from simparallel.layout.mesh import Group
 
 
 class Halo:
-    """The halo exchange of a tensor of global `shape` in `layout`.
+    """The halo exchange of a tensor of global `shape` in `layout`: each rank gets every missing element once.
 
     Attributes:
         needs: for each rank the box that it reads; boxes may overlap, and may leave out parts of slices.
@@ -41,8 +41,3 @@ class Halo:
     def returned_bytes(self, itemsize: int) -> tuple[int, ...]:
         """Return the bytes that each rank receives in backward: as many as it sent in forward."""
         return tuple(self.moves.given[rank] * itemsize for rank in self.layout.mesh.ranks)
-
-
-def plan_halo(layout: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> Halo:
-    """Plan the transfers that give each rank the box it needs, every missing element once."""
-    return Halo(layout, needs, shape)

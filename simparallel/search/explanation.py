@@ -84,16 +84,13 @@ class Explanation:
     def _moves(self) -> list[str]:
         return [_move_text(move) for move in self.moves] or ["no input is redistributed"]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [
             f"{self.title}; beside the strategies of all other ops:",
             *aligned(self._rows(), "<<>"),
             *self._moves(),
         ]
         return "\n  ".join(lines)
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         """Return the choices as an HTML table, for notebooks."""

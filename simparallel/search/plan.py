@@ -193,12 +193,9 @@ class Plan:
 
     # --- as text ----------------------------------------------------------------------------------------
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = [("op", "inputs", "strategy"), *self._rows()]
         return printable("\n".join([self.title, *self.notes, *self._saved_memory(), *aligned(rows)]))
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         """Return the plan as an HTML table, for notebooks."""

@@ -149,8 +149,7 @@ class CommCounter:
         ]
 
     def __str__(self) -> str:
-        rows = [("call", "count", "payload", "where"), *self._rows()]
-        return "\n".join(aligned(rows, "<>><"))
+        return "\n".join(aligned([("call", "count", "payload", "where"), *self._rows()], "<>><"))
 
     def __repr__(self) -> str:
         return f"CommCounter({', '.join(f'{name}: {count}' for name, count in self.counts.items())})"

@@ -8,6 +8,7 @@ from typing import Any
 import simparallel as sp
 from simparallel import testing
 from simparallel.base.names import find
+from simparallel.base.text_table import aligned
 from simparallel.course.zoo.entry import ENTRIES, WrongProgram
 from simparallel.course.zoo.programs import batches, calls, gradients, messages, pipelines, slices, states  # noqa: F401
 from simparallel.errors import NotEquivalentError
@@ -31,10 +32,7 @@ def table() -> str:
     """Return a table of all programs: lesson, name, how the mistake is found, and the mistake."""
     rows = [("lesson", "name", "found by", "mistake")]
     rows += [(str(entry.lesson), entry.name, entry.found_by, entry.title) for entry in map(get, names())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join((row[0].rjust(widths[0]), *map(str.ljust, row[1:3], widths[1:3]), row[3])) for row in rows
-    )
+    return "\n".join(aligned(rows, "><"))
 
 
 def check(name: str, program: Callable[[], Any]) -> None:

@@ -124,13 +124,10 @@ class OpPlan:
             lines.append((f"gradient {i}", str(exchanges)))
         return lines
 
-    def __str__(self) -> str:
-        exchanges = [f"{what + ':':<16} {text}" for what, text in self._exchanges()]
-        return "\n  ".join([self._title(), *aligned(self._rows()), *exchanges])
-
     # Shows the table in a terminal, as `_repr_html_` does in a notebook.
     def __repr__(self) -> str:
-        return str(self)
+        exchanges = [f"{what + ':':<16} {text}" for what, text in self._exchanges()]
+        return "\n  ".join([self._title(), *aligned(self._rows()), *exchanges])
 
     def _title(self) -> str:
         axes = " x ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.device_matrix, strict=True))

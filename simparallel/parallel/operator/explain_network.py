@@ -88,14 +88,11 @@ class NetworkPlan:
         totals = f"forward {format_bytes(self.forward_bytes)}, backward {format_bytes(self.backward_bytes)}"
         return [header, *rows, ("total", totals, "", f"{self.total_bytes}", "")]
 
-    def __str__(self) -> str:
+    # Shows the table in a terminal, as `_repr_html_` does in a notebook.
+    def __repr__(self) -> str:
         rows = self._cells()
         head = f"{self.device_num} devices, {len(self.ops)} ops, {len(self.rows)} communications a step"
         return "\n".join([head, *aligned(rows[:-1]), f"total {self.total_bytes} B/rank: {rows[-1][1]}"])
-
-    # Shows the table in a terminal, as `_repr_html_` does in a notebook.
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         return table(self._cells(), left=True)

@@ -19,7 +19,7 @@ from simparallel.autograd import Plan, Spec
 from simparallel.autograd.kernels.windows import Windows
 from simparallel.backend import Array, get_namespace
 from simparallel.layout.boxes import Box, box_of, boxes_of, meet, shape_of, within
-from simparallel.layout.halo import plan_halo
+from simparallel.layout.halo import Halo
 from simparallel.layout.sharding import Sharding
 from simparallel.parallel.operator.redistribute import Move, swap
 
@@ -53,7 +53,7 @@ class WindowCut:
             reach = dict(zip(dims, spans, strict=True))
             # The span under the windows along their dims, the rank's own slice along all others.
             needs[rank] = tuple([reach.get(d, own) for d, own in enumerate(box)])
-        self.halo = plan_halo(layout, needs, shape)
+        self.halo = Halo(layout, needs, shape)
 
     def local(self, plan: Plan, rank: int) -> Plan:
         """Return the op's plan on the region that the rank reads, given the plan on its slices."""

@@ -131,6 +131,7 @@ class StageForward(AbstractInterpreter):
         switch: the children.
         messages: the transport of values.
         known: the findings of earlier passes.
+        start: number of the model's first stage among those of all replicas, which messages name.
 
     Attributes:
         received: the values that came from earlier stages, as leaves; `sent`: those that went to later ones.
@@ -143,8 +144,10 @@ class StageForward(AbstractInterpreter):
     # The memory that code between the children writes to may belong to a value of another stage.
     writes_in_place = False
 
-    def __init__(self, stage: int, switch: Switch, messages: StageTransport, known: ForwardCache) -> None:
-        self.stage, self._switch, self._messages, self._known = stage, switch, messages, known
+    def __init__(
+        self, stage: int, switch: Switch, messages: StageTransport, known: ForwardCache, start: int = 0
+    ) -> None:
+        self.stage, self._switch, self._messages, self._known, self._start = stage, switch, messages, known, start
         self.received: list[tuple[StageValue, Tensor]] = []
         self.sent: list[tuple[StageValue, Tensor]] = []
         self.used: dict[int, set[int]] = {}
@@ -302,7 +305,7 @@ class StageForward(AbstractInterpreter):
             )
         key = id(x), target
         if key not in self._moved:
-            stage_value = StageValue(source, target, self._numbers[source, target])
+            stage_value = StageValue(self._start + source, self._start + target, self._numbers[source, target])
             self._numbers[source, target] += 1
             self._kept.append(x)
             self._moved[key] = x

@@ -143,7 +143,8 @@ class PipelineStep:
     def run_stage(self, stage: int, m: int) -> tuple[Any, StageForward]:
         """Run the forward of a stage; return the result of the model's code, and the pass."""
         first, last = self._span(stage, m)
-        forward = StageForward(stage % self._length, self._pipeline._switch, _Mail(self, stage, m), self._known)
+        start = stage - stage % self._length
+        forward = StageForward(stage - start, self._pipeline._switch, _Mail(self, m), self._known, start)
         inputs = [as_tensor(x.data[first:last]) for x in self._inputs]
         labels = None if self._labels is None else as_tensor(self._labels.data[first:last])
         # The same masks as on one device: those of the samples' places in the whole batch.
@@ -224,19 +225,19 @@ class PipelineStep:
         """Return the forward of a stage, the tensor from which its backward starts, and the gradient of that tensor."""
         stage, m = action.stage, action.microbatch
         live = self._live.pop((stage, m))
-        mail = _Mail(self, stage, m)
-        ends = [(x, mail.gradient_of(stage_value, x)) for stage_value, x in live.sent if x.dtype.kind == "f"]
+        ends = [(x, self.receive(BACKWARDS, stage_value, m, x)) for stage_value, x in live.sent if x.dtype.kind == "f"]
         if live.loss is not None:
             seed = get_namespace(live.loss.data).full((), self._share(stage, m), live.loss.dtype)
             ends.append((live.loss, seed))
         return live, *joined([(x, gradient) for x, gradient in ends if x.requires_grad], self._xp)
 
     def _send_back(self, action: Action, live: _PendingForward, found: dict[int, Array]) -> None:
-        mail = _Mail(self, action.stage, action.microbatch)
         for stage_value, x in live.received:
             if x.requires_grad:
-                gradient = found[id(x)] if id(x) in found else get_namespace(x.data).zeros_like(x.data)
-                mail.send_gradient(stage_value, gradient)
+                gradient = found.get(id(x))
+                if gradient is None:
+                    gradient = get_namespace(x.data).zeros_like(x.data)
+                self.send(BACKWARDS, stage_value, action.microbatch, gradient)
 
     def _deliver(self, live: _PendingForward, found: dict[int, Array], leaf: Tensor, gradient: Array) -> None:
         if any(leaf is x for _, x in live.received):
@@ -288,17 +289,17 @@ class PipelineStep:
 
     # --- messages -------------------------------------------------------------------------------------
 
-    def send(self, direction: int, stage_value: StageValue, m: int, target: int, x: Array) -> None:
-        """Send a value to another stage; by reference, if that is on this rank."""
-        rank = self._schedule.rank_of(target)
+    def send(self, direction: int, stage_value: StageValue, m: int, x: Array) -> None:
+        """Send a value to a later stage, or its gradient back; by reference, if that stage is on this rank."""
+        rank = self._schedule.rank_of(stage_value.target if direction == FORWARDS else stage_value.source)
         if rank == self._rank:
             self._local[direction, stage_value, m] = x
         else:
             self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, stage_value, m)))
 
-    def receive(self, direction: int, stage_value: StageValue, m: int, source: int, like: Tensor) -> Array:
-        """Return a value of another stage. A message with another shape or dtype is refused."""
-        rank = self._schedule.rank_of(source)
+    def receive(self, direction: int, stage_value: StageValue, m: int, like: Tensor) -> Array:
+        """Return what another stage sends. A message with another shape or dtype is refused."""
+        rank = self._schedule.rank_of(stage_value.source if direction == FORWARDS else stage_value.target)
         if rank == self._rank:
             return self._local.pop((direction, stage_value, m))
         room = self._xp.empty(like.shape, like.dtype)
@@ -336,34 +337,19 @@ class PipelineStep:
 
 
 class _Mail(NamedTuple):
-    """The messages of one forward or backward: stage values count stages from the input of their own replica."""
+    """The messages of one forward."""
 
     step: PipelineStep
-    stage: int
     microbatch: int
 
-    def _global(self, stage_value: StageValue) -> StageValue:
-        start = self.stage - self.stage % self.step._length
-        return StageValue(stage_value.source + start, stage_value.target + start, stage_value.number)
-
     def send(self, stage_value: StageValue, x: Tensor) -> None:
-        own = self._global(stage_value)
-        self.step.check_data(f"a value of stage {own.source} for stage {own.target}", x)
-        self.step.send(FORWARDS, own, self.microbatch, own.target, x.data)
+        self.step.check_data(f"a value of stage {stage_value.source} for stage {stage_value.target}", x)
+        self.step.send(FORWARDS, stage_value, self.microbatch, x.data)
 
     def receive(self, stage_value: StageValue, like: Tensor) -> Tensor:
-        own = self._global(stage_value)
-        x = as_tensor(self.step.receive(FORWARDS, own, self.microbatch, own.source, like))
+        x = as_tensor(self.step.receive(FORWARDS, stage_value, self.microbatch, like))
         x.requires_grad = x.dtype.kind == "f"
         return x
-
-    def send_gradient(self, stage_value: StageValue, gradient: Array) -> None:
-        own = self._global(stage_value)
-        self.step.send(BACKWARDS, own, self.microbatch, own.source, gradient)
-
-    def gradient_of(self, stage_value: StageValue, like: Tensor) -> Array:
-        own = self._global(stage_value)
-        return self.step.receive(BACKWARDS, own, self.microbatch, own.target, like)
 
 
 def tensors(inputs: Any) -> list[Tensor]:
