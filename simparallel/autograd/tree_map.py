@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any
 
@@ -20,3 +20,12 @@ def change_each(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(change_each(item, change) for item in value)
     return change(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the items of tuples, lists and dicts, at any depth, in the order of `change_each`."""
+    if not isinstance(value, (dict, tuple, list)):
+        yield value
+        return
+    for item in value.values() if isinstance(value, dict) else value:
+        yield from leaves(item)

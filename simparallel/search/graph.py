@@ -20,6 +20,7 @@ from simparallel.autograd import Context, Op, Plan, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import Node, Reversible
+from simparallel.autograd.tree_map import leaves
 from simparallel.backend import Array, get_namespace, random_state
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
@@ -191,7 +192,7 @@ def capture(
         except _BackwardBegins as begun:
             graph.roots = begun.roots
         else:
-            graph.roots = graph.results = [number for x in _leaves(result) for number in capturing.made_by(x)]
+            graph.roots = graph.results = [number for x in leaves(result) for number in capturing.made_by(x)]
         finally:
             capturing.end()
     graph.mark_backward()
@@ -348,17 +349,6 @@ class _Capturing(AbstractInterpreter):
         if x.is_leaf and x.requires_grad:
             return self._dry.setdefault(id(x._data), without_data(x._data))
         return x._data
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the leaves of nested tuples, lists and dicts."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _leaves(entry)
-    else:
-        yield value
 
 
 @contextmanager

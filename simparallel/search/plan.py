@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from simparallel.base.checks import is_integer
+from simparallel.base.checks import check_integer
 from simparallel.base.files import parse_json, read_text, write_atomically
 from simparallel.base.html import table
 from simparallel.base.names import printable
@@ -173,9 +173,7 @@ class Plan:
         for planned in plan.ops:
             _checked(planned.name, planned.in_strategy, planned.out_strategy, where)
         for name in ("device_num", "num_micro_batches"):
-            number = getattr(plan, name)
-            if not is_integer(number) or number < 1:
-                raise PlanError(f"{where}: {name}={number!r} must be an integer of 1 or more.")
+            check_integer(where, name, getattr(plan, name), 1, PlanError)
         return plan
 
     @classmethod

@@ -9,7 +9,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
 import cloudpickle
@@ -159,12 +159,11 @@ def _named_output(transport: str) -> Iterator[None]:
     if transport != "inline":
         yield  # the launcher names the ranks
         return
-    before = sys.stdout
-    sys.stdout = named = _Named(before)
+    named: Any = _Named(sys.stdout)
     try:
-        yield
+        with redirect_stdout(named):
+            yield
     finally:
-        sys.stdout = before
         named.finish()
 
 

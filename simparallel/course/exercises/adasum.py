@@ -35,7 +35,7 @@ def adasum_tree(levels: int, size: int, seed: int) -> Case:
     # Distinct vectors, so that any other pairing has another result.
     vectors = list(np.random.default_rng(seed).integers(1, 9, (1 << levels, size)).astype(float))
     given = {f"vector {i}": vector for i, vector in enumerate(vectors)}
-    return call_case(given, {"Adasum": adasum(vectors)}, arguments=[vectors])
+    return call_case(given, {"Adasum": adasum(vectors)}, calls=[(vectors,)])
 
 
 @exercise(

@@ -85,7 +85,7 @@ def chain_dp(ops: int, strategies: int, seed: int) -> Case:
         f"{i} to {i + 1}": table for i, table in enumerate(edges)
     }
     return call_case(
-        given, {"choice": cheapest}, judge, arguments=[nodes, edges], form=lambda choice: list(map(int, choice))
+        given, {"choice": cheapest}, judge, calls=[(nodes, edges)], form=lambda choice: list(map(int, choice))
     )
 
 
@@ -104,4 +104,4 @@ def pareto(plans: tuple[tuple[int, int], ...]) -> Case:
         return _strange(answers, front, "dominated, or no plan") or (None if is_sorted else "the fastest is not first")
 
     given = {"plans": [str(plan) for plan in plans]}
-    return call_case(given, {"front": front}, judge, arguments=[list(plans)], form=_tuples)
+    return call_case(given, {"front": front}, judge, calls=[(list(plans),)], form=_tuples)

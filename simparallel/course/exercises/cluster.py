@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
-from simparallel.course.exercises.exercise import Case, Values, by_rank, exercise
+from simparallel.course.exercises.exercise import Case, Values, by_rank, call_case, exercise
 
 _SLOTS = ((1,), (2,), (1, 1), (2, 2), (1, 3), (3, 1, 2), (4, 4, 4))
 
@@ -38,11 +38,8 @@ def ranks_of_node(slots: tuple[int, ...], form: str) -> Case:
 def local_rank(slots: tuple[int, ...]) -> Case:
     """Return (node, local rank) of a rank, if node i has slots[i] ranks."""
     places = [(node, local) for node, count in enumerate(slots) for local in range(count)]
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return by_rank(list(answer(rank, list(slots))) for rank in range(len(places)))
-
-    return Case({"slots": list(slots)}, by_rank(map(list, places)), run)
+    calls = [(rank, list(slots)) for rank in range(len(places))]
+    return call_case({"slots": list(slots)}, by_rank(map(list, places)), calls=calls, form=list)
 
 
 @exercise(lesson=10, old=(1, 2, 3, 4), new=(1, 2, 3, 6), length=(12, 24))
@@ -54,10 +51,9 @@ def shards_after_resize(old: int, new: int, length: int) -> Case:
         parts = ((each, max(first, a) - a, min(last, b) - a) for each, (a, b) in enumerate(pairwise(was)))
         expected[f"rank {rank}"] = [part for part in parts if part[1] < part[2]]
 
-    def run(answer: Callable[..., Any]) -> Values:
-        return {f"rank {rank}": [tuple(part) for part in answer(length, old, new, rank)] for rank in range(new)}
-
-    return Case({"length": length, "old ranks": old, "new ranks": new}, expected, run)
+    given = {"length": length, "old ranks": old, "new ranks": new}
+    calls = [(length, old, new, rank) for rank in range(new)]
+    return call_case(given, expected, calls=calls, form=lambda parts: list(map(tuple, parts)))
 
 
 @exercise(lesson=10, nproc_per_node=(1, 2, 3), nnodes=(1, 2, 3))
@@ -67,18 +63,12 @@ def run_command(nproc_per_node: int, nnodes: int) -> Case:
     flags = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}"]
     places = [(node, local) for node in range(nnodes) for local in range(nproc_per_node)]
 
-    def label(node: int, local: int) -> str:
-        return f"--node-rank={node}, process {local}"
-
-    def run(answer: Callable[..., Any]) -> Values:
-        found = {}
-        for node, local in places:
-            variables = answer([*flags, f"--node-rank={node}"], local)
-            found[label(node, local)] = [f"{name}={variables.get(name, '?')}" for name in names]
-        return found
+    def told(variables: Mapping[str, Any]) -> list[str]:
+        return [f"{name}={variables.get(name, '?')}" for name in names]
 
     expected = {}
     for node, local in places:
         values = (node * nproc_per_node + local, local, node, len(places), nproc_per_node)
-        expected[label(node, local)] = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
-    return Case({"flags": flags}, expected, run)
+        expected[f"--node-rank={node}, process {local}"] = told(dict(zip(names, values, strict=True)))
+    calls = [([*flags, f"--node-rank={node}"], local) for node, local in places]
+    return call_case({"flags": flags}, expected, calls=calls, form=told)

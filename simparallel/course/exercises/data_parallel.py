@@ -13,6 +13,7 @@ from simparallel.course.exercises.exercise import (
     Values,
     as_array,
     by_rank,
+    call_case,
     difference,
     exercise,
     integers,
@@ -76,11 +77,10 @@ def sampler_indices(size: int, ranks: int, epoch: int) -> Case:
     order = np.random.default_rng(epoch).permutation(size)
     padded = np.resize(order, -(-size // ranks) * ranks)
 
-    def run(answer: Callable[..., Any]) -> Values:
-        return by_rank([int(i) for i in answer(size, ranks, rank, epoch)] for rank in range(ranks))
-
     given = {"size": size, "ranks": ranks, "epoch": epoch, "order": order.tolist()}
-    return Case(given, by_rank(padded[rank::ranks].tolist() for rank in range(ranks)), run)
+    calls = [(size, ranks, rank, epoch) for rank in range(ranks)]
+    expected = by_rank(padded[rank::ranks].tolist() for rank in range(ranks))
+    return call_case(given, expected, calls=calls, form=lambda found: list(map(int, found)))
 
 
 @exercise(lesson=3, ranks=range(1, 5), spread=range(3))

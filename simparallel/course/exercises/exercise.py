@@ -178,20 +178,25 @@ def call_case(
     expected: Values,
     judge: Callable[[Values, Values], str | None] = difference,
     *,
-    arguments: Iterable[Any] | None = None,
+    calls: Iterable[tuple[Any, ...]] | None = None,
     form: Callable[[Any], Any] = lambda result: result,
 ) -> Case:
-    """Return a case of an answer that is called once.
+    """Return a case of an answer that is called here, once or several times.
 
     Args:
         given, judge: as for `Case`.
-        expected: the right result, under its one label.
-        arguments: of the answer, which are copied for each run; None for the values of `given`.
-        form: turns the result of the answer into one to compare.
+        expected: the right result of each call, by label.
+        calls: the arguments of each call, which are copied for each run; None for a single one with the values of
+            `given`.
+        form: turns the result of a call into one to compare.
     """
-    (label,) = expected
-    values = [*(given.values() if arguments is None else arguments)]
-    return Case(given, expected, lambda answer: {label: form(answer(*deepcopy(values)))}, judge)
+    each = [tuple(given.values())] if calls is None else list(calls)
+
+    def run(answer: Callable[..., Any]) -> Values:
+        results = (form(answer(*deepcopy(arguments))) for arguments in each)
+        return dict(zip(expected, results, strict=True))
+
+    return Case(given, expected, run, judge)
 
 
 def ranks_case(given: Values, results: Iterable[Any], inputs: Sequence[tuple[Any, ...]]) -> Case:

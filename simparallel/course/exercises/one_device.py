@@ -63,7 +63,7 @@ def backward_order(graph: str, starts_at_result: bool) -> Case:
         return None
 
     given = {node: sources or ["a leaf"] for node, sources in inputs.items()}
-    return call_case(given, {"order": right}, judge, arguments=[inputs, "y"], form=list)
+    return call_case(given, {"order": right}, judge, calls=[(inputs, "y")], form=list)
 
 
 @exercise(lesson=1, steps=range(1, 5), size=range(1, 4), eps=(1e-8, 0.5))
@@ -77,5 +77,5 @@ def adam(steps: int, size: int, eps: float) -> Case:
         parameter.grad = Tensor(gradient)
         optimizer.step()
     given = {"parameters": start, "gradients": gradients, **settings}
-    arguments = [start, list(gradients), *settings.values()]
-    return call_case(given, {"parameters": parameter.detach().numpy().copy()}, arguments=arguments)
+    calls = [(start, list(gradients), *settings.values())]
+    return call_case(given, {"parameters": parameter.detach().numpy().copy()}, calls=calls)

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from simparallel.course.exercises.exercise import Case, by_rank, exercise, frugal_case, integers
+from simparallel.course.exercises.exercise import Case, by_rank, call_case, exercise, frugal_case, integers
 from simparallel.layout.layout import Layout
 
 # (device matrix, tensor map), the smallest first.
@@ -38,11 +38,9 @@ def slice_of(cut: tuple[tuple[int, ...], tuple[int | tuple[int, ...], ...]], siz
     shape = tuple(size * count for count in layout.cuts)
     ranks = range(prod(device_matrix))
     slices = [[(part.start, part.stop) for part in layout.slices(rank, shape)] for rank in ranks]
-    return Case(
-        {"device matrix": device_matrix, "tensor map": [str(entry) for entry in tensor_map], "shape": shape},
-        by_rank(slices),
-        lambda answer: by_rank(list(answer(rank, device_matrix, tensor_map, shape)) for rank in ranks),
-    )
+    given = {"device matrix": device_matrix, "tensor map": [str(entry) for entry in tensor_map], "shape": shape}
+    calls = [(rank, device_matrix, tensor_map, shape) for rank in ranks]
+    return call_case(given, by_rank(slices), calls=calls, form=list)
 
 
 @exercise(lesson=4, ranks=range(1, 5), rows=range(1, 4), columns=range(1, 3), inner=(1, 3))

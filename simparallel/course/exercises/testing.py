@@ -42,7 +42,7 @@ def shrink_sizes(failure: str, sizes: list[int]) -> Case:
         return next((f"{case} is not minimal, {one} fails, too" for one in without(case) if fails(one)), None)
 
     given = {"sizes": sizes, "fails if": [failure]}
-    return call_case(given, {"shrunk": expected}, judge, arguments=[fails, sizes], form=list)
+    return call_case(given, {"shrunk": expected}, judge, calls=[(fails, sizes)], form=list)
 
 
 @exercise(lesson=9, ranks=range(1, 5), total=range(5))
@@ -50,11 +50,8 @@ def sizes_from_cuts(ranks: int, total: int) -> Case:
     """Turn any integers into the sizes of all ranks' slices, so that every way to slice is possible."""
     choices = list(combinations_with_replacement(range(total + 1), ranks - 1))
     # Draws with equal and unordered numbers, and one outside of the range.
-    draws = [*choices, *(choice[::-1] for choice in choices), [3 * total + 7] * (ranks - 1)]
+    draws = dict.fromkeys([*choices, *(choice[::-1] for choice in choices), (3 * total + 7,) * (ranks - 1)])
     ways = {tuple(b - a for a, b in pairwise([0, *choice, total])) for choice in choices}
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return {f"cuts {list(draw)}": list(answer(list(draw), total)) for draw in draws}
 
     def judge(expected: Values, found: Values) -> str | None:
         for draw, sizes in found.items():
@@ -71,7 +68,8 @@ def sizes_from_cuts(ranks: int, total: int) -> Case:
         f"cuts {list(draw)}": [b - a for a, b in pairwise([0, *sorted(cut % (total + 1) for cut in draw), total])]
         for draw in draws
     }
-    return Case({"ranks": ranks, "total": total}, expected, run, judge)
+    calls = [(list(draw), total) for draw in draws]
+    return call_case({"ranks": ranks, "total": total}, expected, judge, calls=calls, form=list)
 
 
 def _mean(parts: Sequence[np.ndarray]) -> list[float]:
@@ -110,4 +108,4 @@ def accepts_mean(program: str) -> Case:
             raise ValueError("no rank has a number, so there is no mean")
         return _PROGRAMS[program](arrays)
 
-    return call_case({"program": [program]}, {"accepted": is_right}, judge, arguments=[checked], form=bool)
+    return call_case({"program": [program]}, {"accepted": is_right}, judge, calls=[(checked,)], form=bool)

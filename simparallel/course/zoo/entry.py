@@ -63,24 +63,25 @@ class WrongProgram:
     Attributes:
         name, title: name of the program, and title of its mistake.
         category: the module of `simparallel.course.zoo.programs` that contains it.
+        function: both programs, as marked lines.
         lesson: number of the lesson that it belongs to.
         seen: the symptom if nothing checks the program.
         elsewhere: the behaviour of other systems.
-        raises: the error of the run; None if the run succeeds and `assert_equivalent` finds a difference.
         says: part of the text of the finding.
+        raises: the error of the run; None if the run succeeds and `assert_equivalent` finds a difference.
         world_size: number of ranks.
     """
 
     name: str
     title: str
     category: str
+    function: Callable[[], Any]
     lesson: int
     seen: str
     elsewhere: str
-    raises: type[BaseException] | None
     says: str
-    world_size: int
-    function: Callable[[], Any]
+    raises: type[BaseException] | None = None
+    world_size: int = 2
 
     @cached_property
     def diff(self) -> str:
@@ -192,23 +193,12 @@ def _without(mark: str, diff: str) -> str:
     return "".join(line[1:] for line in diff.splitlines(True) if line[0] != mark)
 
 
-def wrong(
-    title: str,
-    *,
-    lesson: int,
-    seen: str,
-    elsewhere: str,
-    says: str,
-    raises: type[BaseException] | None = None,
-    world_size: int = 2,
-) -> Callable[[Callable[[], Any]], WrongProgram]:
-    """Return a decorator that enters a function into the zoo, under its own name; see `WrongProgram`."""
+def wrong(title: str, **fields: Any) -> Callable[[Callable[[], Any]], WrongProgram]:
+    """Return a decorator that enters a function into the zoo, under its own name; for the fields see `WrongProgram`."""
 
     def enter(function: Callable[[], Any]) -> WrongProgram:
         category = function.__module__.rpartition(".")[2]
-        entry = WrongProgram(
-            function.__name__, title, category, lesson, seen, elsewhere, raises, says, world_size, function
-        )
+        entry = WrongProgram(function.__name__, title, category, function, **fields)
         ENTRIES[entry.name] = entry
         return entry
 

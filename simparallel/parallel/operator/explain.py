@@ -109,13 +109,19 @@ class OpPlan:
         return self.forward.total_bytes + self.backward_inside.total_bytes + sum(b.total_bytes for b in self.backward)
 
     def _rows(self) -> list[tuple[str, str, str, str, str]]:
-        rows = [("tensor", "shape", "tensor map", "cuts", "slice")]
-        for i, shape in enumerate(self.shapes):
-            layout, local = self.layouts["inputs"][i], self.slice_shapes["inputs"][i]
-            rows.append((f"input {i}", str(shape), str(self.tensor_maps["inputs"][i]), str(layout.cuts), str(local)))
-        layout = self.layouts["output"]
-        last = "output", str(self.output_shape), str(self.tensor_maps["output"]), str(layout.cuts)
-        return [*rows, (*last, str(self.slice_shapes["output"]))]
+        rows = (
+            (name, str(shape), str(tensor_map), str(layout.cuts), str(local))
+            for name, layout, shape, tensor_map, local in self._tensors()
+        )
+        return [("tensor", "shape", "tensor map", "cuts", "slice"), *rows]
+
+    def _tensors(self) -> list[tuple[Any, ...]]:
+        """Return (name, layout, shape, tensor map, shape of the slice) of each input and of the output."""
+        names = (*(f"input {i}" for i in range(len(self.shapes))), "output")
+        layouts, maps, slices = (
+            (*of["inputs"], of["output"]) for of in (self.layouts, self.tensor_maps, self.slice_shapes)
+        )
+        return list(zip(names, layouts, (*self.shapes, self.output_shape), maps, slices, strict=True))
 
     def _exchanges(self) -> list[tuple[str, str]]:
         lines = [("forward", str(exchange)) for exchange in self.forward] or [("forward", "nothing")]
@@ -146,11 +152,7 @@ class OpPlan:
         # Imported here, so that matplotlib is loaded only when it is needed.
         from simparallel.view import plot_slices
 
-        names = [*(f"input {i}" for i in range(len(self.shapes))), "output"]
-        tensors = zip(
-            names, (*self.layouts["inputs"], self.layouts["output"]), (*self.shapes, self.output_shape), strict=True
-        )
-        return plot_slices(list(tensors), title=self._title(), ax=ax)
+        return plot_slices([tensor[:3] for tensor in self._tensors()], title=self._title(), ax=ax)
 
 
 class Input:

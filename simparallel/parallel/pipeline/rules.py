@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from itertools import chain, cycle, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -64,6 +64,16 @@ def schedule(
     return register
 
 
+def each_rank(row: Callable[..., list[Cell]]) -> Callable[..., Rows]:
+    """Make the function that returns the cells of rank r a rule, which returns those of all ranks."""
+
+    @wraps(row)
+    def rows(ranks: int, *counts: int, **settings: Any) -> Rows:
+        return [row(r, ranks, *counts, **settings) for r in range(ranks)]
+
+    return rows
+
+
 def _full(ranks: int, microbatches: int) -> int:
     """Return the bubble of full backwards: a forward and a backward for each other rank."""
     return 3 * (ranks - 1)
@@ -102,13 +112,11 @@ class StageCursor:
 
 @schedule("gpipe_reversed", _full, is_reversed=True)
 @schedule("gpipe", _full)
-def gpipe(ranks: int, microbatches: int, chunks: int, is_reversed: bool = False) -> Rows:
+@each_rank
+def gpipe(r: int, ranks: int, microbatches: int, chunks: int, is_reversed: bool = False) -> list[Cell]:
     """Return all forwards, then all backwards; with `is_reversed` from the last micro-batch, as in GPipe's paper."""
     backwards = range(microbatches)[:: -1 if is_reversed else 1]
-    return [
-        [*(_cell(r, FORWARD, m) for m in range(microbatches)), *(_cell(r, BACKWARD, m) for m in backwards)]
-        for r in range(ranks)
-    ]
+    return [*(_cell(r, FORWARD, m) for m in range(microbatches)), *(_cell(r, BACKWARD, m) for m in backwards)]
 
 
 # Without a flush, the PipeDreams have the bubble in their first and last steps only.
@@ -116,84 +124,72 @@ def gpipe(ranks: int, microbatches: int, chunks: int, is_reversed: bool = False)
 @schedule("pipedream", _full)
 @schedule("eager_1f1b", _full, warmup=2)
 @schedule("1f1b", _full)
-def one_forward_one_backward(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
+@each_rank
+def one_forward_one_backward(r: int, ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> list[Cell]:
     """Return for rank r of P `warmup` (P - 1 - r) forwards, then one forward, one backward by turns, then the rest."""
-    found = []
-    for r in range(ranks):
-        first = min(microbatches, warmup * (ranks - 1 - r))
-        found.append(_by_turns(_all(r, FORWARD, microbatches), _all(r, BACKWARD, microbatches), first))
-    return found
+    first = min(microbatches, warmup * (ranks - 1 - r))
+    return _by_turns(_all(r, FORWARD, microbatches), _all(r, BACKWARD, microbatches), first)
 
 
 @schedule("interleaved_1f1b", _full, chunks=None)
-def interleaved(ranks: int, microbatches: int, chunks: int) -> Rows:
+@each_rank
+def interleaved(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return 1F1B over the chunks of a rank, in groups of about as many micro-batches as there are ranks."""
     group = _group_of(ranks, microbatches)
-    found = []
-    for r in range(ranks):
-        forwards, backwards = _table(r, ranks, microbatches, chunks, group)
-        first = min(len(forwards), 2 * (ranks - 1 - r) + (chunks - 1) * group)
-        found.append(_by_turns(forwards, [Action(s, BACKWARD, m) for s, _, m in backwards], first))
-    return found
+    forwards, backwards = _table(r, ranks, microbatches, chunks, group)
+    first = min(len(forwards), 2 * (ranks - 1 - r) + (chunks - 1) * group)
+    return _by_turns(forwards, [Action(s, BACKWARD, m) for s, _, m in backwards], first)
 
 
 @schedule("looped_bfs", _full, chunks=None)
-def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Rows:
+@each_rank
+def looped_bfs(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return all micro-batches through one chunk after the other, and back in the opposite order."""
     return [
-        [
-            *(_cell(v * ranks + r, FORWARD, m) for v in range(chunks) for m in range(microbatches)),
-            *(_cell(v * ranks + r, BACKWARD, m) for v in range(chunks)[::-1] for m in range(microbatches)[::-1]),
-        ]
-        for r in range(ranks)
+        *(_cell(v * ranks + r, FORWARD, m) for v in range(chunks) for m in range(microbatches)),
+        *(_cell(v * ranks + r, BACKWARD, m) for v in range(chunks)[::-1] for m in range(microbatches)[::-1]),
     ]
 
 
 @schedule("zb_h2", _split, warmup=2)
 @schedule("zb_h1", _split)
-def zero_bubble(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
+@each_rank
+def zero_bubble(r: int, ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> list[Cell]:
     """Return 1F1B with split backwards; on rank r, weight gradients come r (ZB-H2: 2 r) input gradients later."""
-    found = []
-    for r in range(ranks):
-        forwards, gradients = _all(r, FORWARD, microbatches), _all(r, INPUT_GRADIENT, microbatches)
-        first = min(microbatches, warmup * (ranks - 1 - r))
-        found.append(_delayed(forwards, gradients, first, warmup * r))
-    return found
+    forwards, gradients = _all(r, FORWARD, microbatches), _all(r, INPUT_GRADIENT, microbatches)
+    first = min(microbatches, warmup * (ranks - 1 - r))
+    return _delayed(forwards, gradients, first, warmup * r)
 
 
 @schedule("interleaved_zb", _split, chunks=None)
-def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int) -> Rows:
+@each_rank
+def interleaved_zero_bubble(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return the interleaved order with split backwards; on rank r, weight gradients come r input gradients later."""
     group = _group_of(ranks, microbatches)
-    found = []
-    for r in range(ranks):
-        forwards, gradients = _table(r, ranks, microbatches, chunks, group)
-        first = min(len(forwards), (ranks - 1 - r) + (chunks - 1) * group)
-        found.append(_delayed(forwards, gradients, first, r))
-    return found
+    forwards, gradients = _table(r, ranks, microbatches, chunks, group)
+    first = min(len(forwards), (ranks - 1 - r) + (chunks - 1) * group)
+    return _delayed(forwards, gradients, first, r)
 
 
 @schedule("zbv", _split, ZIGZAG, 2)
-def zbv(ranks: int, microbatches: int, chunks: int) -> Rows:
+@each_rank
+def zbv(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return two chunks on a V: the rank with the first stage has the last one, too."""
     # With fewer micro-batches, the list is that of 2P - 1 without the actions of the others.
     most = max(microbatches, 2 * ranks - 1)
-    found = []
-    for r in range(ranks):
-        a, b = StageCursor(r, most), StageCursor(2 * ranks - 1 - r, most)
-        order = _Order()
-        order.add(2 * (ranks - r) - 1, (a, FORWARD))
-        order.add(r, (b, FORWARD), (a, FORWARD))
-        order.add(ranks - r, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
-        while a.forwards_left or b.forwards_left:
-            order.add(1, (a, FORWARD), (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
-            order.add(1, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
-        order.add(r, (a, INPUT_GRADIENT), (b, INPUT_GRADIENT))
-        order.add(ranks - r, (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
-        order.add(most, (b, WEIGHT_GRADIENT))
-        order.add(most, (a, WEIGHT_GRADIENT))
-        found.append([cell for cell in order.cells if cell[0].microbatch < microbatches])
-    return found
+    a, b = StageCursor(r, most), StageCursor(2 * ranks - 1 - r, most)
+    order = _Order()
+    order.add(2 * (ranks - r) - 1, (a, FORWARD))
+    order.add(r, (b, FORWARD), (a, FORWARD))
+    order.add(ranks - r, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
+    while a.forwards_left or b.forwards_left:
+        order.add(1, (a, FORWARD), (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
+        order.add(1, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
+    order.add(r, (a, INPUT_GRADIENT), (b, INPUT_GRADIENT))
+    order.add(ranks - r, (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
+    order.add(most, (b, WEIGHT_GRADIENT))
+    order.add(most, (a, WEIGHT_GRADIENT))
+    return [cell for cell in order.cells if cell[0].microbatch < microbatches]
 
 
 @schedule("v_half", None, ZIGZAG, 2)
@@ -217,45 +213,40 @@ def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 @schedule("dualpipe_v", lambda p, m: 2 * (p - 1), ZIGZAG, 2)
-def dualpipe_v(ranks: int, microbatches: int, chunks: int) -> Rows:
+@each_rank
+def dualpipe_v(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return two chunks on a V, with forwards and backwards in pairs that may overlap."""
     _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe_v needs 2 x ranks = {2 * ranks} or more")
-    return [_dual(r, ranks, microbatches, r, 2 * ranks - 1 - r) for r in range(ranks)]
+    return _dual(r, ranks, microbatches, r, 2 * ranks - 1 - r)
 
 
 @schedule("dualpipe", lambda p, m: p - 2, BIDIRECTIONAL, 2)
-def dualpipe(ranks: int, microbatches: int, chunks: int) -> Rows:
+@each_rank
+def dualpipe(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return two replicas of the model in opposite directions, with half of the micro-batches each."""
     _need(ranks % 2 == 0, "ranks", ranks, "dualpipe needs an even number")
     _need(microbatches % 2 == 0, "microbatches", microbatches, "dualpipe needs an even number")
     _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe needs 2 x ranks = {2 * ranks} or more")
-    found = []
-    for r in range(ranks):
-        near, far = r, 2 * ranks - 1 - r
-        if r >= ranks // 2:
-            near, far = far, near
-        found.append(_dual(min(r, ranks - 1 - r), ranks // 2, microbatches // 2, near, far))
-    return found
+    near, far = r, 2 * ranks - 1 - r
+    if r >= ranks // 2:
+        near, far = far, near
+    return _dual(min(r, ranks - 1 - r), ranks // 2, microbatches // 2, near, far)
 
 
 @schedule("chimera", lambda p, m: (p - 2) * (1 + m // p), BIDIRECTIONAL, 2)
-def chimera(ranks: int, microbatches: int, chunks: int) -> Rows:
+@each_rank
+def chimera(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return two replicas in opposite directions, in units of as many micro-batches as there are ranks."""
     _need(ranks % 2 == 0, "ranks", ranks, "chimera needs an even number")
     _need(microbatches % ranks == 0, "microbatches", microbatches, f"chimera needs a multiple of ranks = {ranks}")
-    half = ranks // 2
-    found = []
-    for r in range(ranks):
-        slots = []
-        for m in range(microbatches // 2):
-            unit, k = divmod(m, half)
-            for stage, place in ((r, r), (2 * ranks - 1 - r, ranks - 1 - r)):
-                start = 2 * ranks * unit + 2 * k
-                slots.append((start + place, Action(stage, FORWARD, m)))
-                slots.append((start + 2 * ranks - 1 - place, Action(stage, BACKWARD, m)))
-        row: list[Cell] = [(action,) for _, action in sorted(slots)]
-        found.append(row)
-    return found
+    slots = []
+    for m in range(microbatches // 2):
+        unit, k = divmod(m, ranks // 2)
+        for stage, place in ((r, r), (2 * ranks - 1 - r, ranks - 1 - r)):
+            start = 2 * ranks * unit + 2 * k
+            slots.append((start + place, Action(stage, FORWARD, m)))
+            slots.append((start + 2 * ranks - 1 - place, Action(stage, BACKWARD, m)))
+    return [(action,) for _, action in sorted(slots)]
 
 
 # --- pieces ---------------------------------------------------------------------------------------

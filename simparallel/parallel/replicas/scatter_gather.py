@@ -8,6 +8,7 @@ from typing import Any
 
 from simparallel.autograd import Tensor, functions
 from simparallel.autograd.ops.transfer import move
+from simparallel.autograd.tree_map import change_each, leaves
 from simparallel.backend import is_array
 from simparallel.errors import InputError, ShapeError
 from simparallel.machine.devices import Device
@@ -46,7 +47,13 @@ def scatter(inputs: Any, target_devices: Sequence[Any], dim: int = 0) -> list[An
         )
     # Without tensors, every device gets the same arguments.
     count = next(iter(counts), len(devices))
-    return _scattered(inputs, devices[:count], len(devices), dim)
+    parts = [iter(_cut(x, devices[:count], len(devices), dim)) for x in _tensors(inputs)]
+
+    def one() -> Any:
+        own = iter(parts)
+        return change_each(inputs, lambda x: next(next(own)) if _is_data(x) else x)
+
+    return [one() for _ in range(count)]
 
 
 def _num_parts(x: Any, num_devices: int, dim: int) -> int:
@@ -63,28 +70,20 @@ def _part_size(size: int, num_devices: int) -> int:
     return max(1, -(-size // num_devices))
 
 
+def _is_data(value: Any) -> bool:
+    return isinstance(value, Tensor) or is_array(value)
+
+
 def _tensors(value: Any) -> list[Any]:
     """Return all Tensors and arrays in `value`, in order."""
-    if isinstance(value, Tensor) or is_array(value):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [x for item in value for x in _tensors(item)] if isinstance(value, (tuple, list)) else []
+    return [x for x in leaves(value) if _is_data(x)]
 
 
-def _scattered(value: Any, devices: list[Device], num_devices: int, dim: int) -> list[Any]:
-    if isinstance(value, Tensor) or is_array(value):
-        x = value if isinstance(value, Tensor) else Tensor(value)
-        parts = functions.split(x, _part_size(x.shape[dim], num_devices), dim) if len(devices) > 1 else [x]
-        return [move(part, device, "Scatter") for part, device in zip(parts, devices, strict=True)]
-    # Parts of the items, transposed to one container for each part. Empty containers are passed on unchanged.
-    if isinstance(value, dict) and value:
-        columns = [_scattered(item, devices, num_devices, dim) for item in value.values()]
-        return [type(value)(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
-    if isinstance(value, (tuple, list)) and value:
-        rows = zip(*(_scattered(item, devices, num_devices, dim) for item in value), strict=True)
-        return [_like(value, row) for row in rows]
-    return [value for _ in devices]
+def _cut(x: Any, devices: list[Device], num_devices: int, dim: int) -> list[Tensor]:
+    """Return the parts of a Tensor or an array, each on its device."""
+    x = x if isinstance(x, Tensor) else Tensor(x)
+    parts = functions.split(x, _part_size(x.shape[dim], num_devices), dim) if len(devices) > 1 else [x]
+    return [move(part, device, "Scatter") for part, device in zip(parts, devices, strict=True)]
 
 
 def _like(value: Any, items: Sequence[Any]) -> Any:
