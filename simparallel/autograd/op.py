@@ -32,7 +32,7 @@ from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device
 from simparallel.backend import Array, get_namespace, gpu_of
 from simparallel.clock.recorder import observer_of
-from simparallel.errors import DeviceMismatchError, InputError, ShapeError, SimParallelError
+from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
 from simparallel.layout.rule import bind, output_shape
 from simparallel.machine.devices import FIRST, Device, current_device
 
@@ -51,6 +51,13 @@ class Spec(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+
+def check_float(**specs: Spec) -> None:
+    """Raise DTypeError unless all of these inputs, by their names, are floating point."""
+    for name, spec in specs.items():
+        if spec.dtype.kind != "f":
+            raise DTypeError(f"{name} has dtype {spec.dtype}, expected floating point.")
 
 
 class Work(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array
-from simparallel.base.checks import check_flags, check_number
+from simparallel.base.checks import check_number
 from simparallel.errors import InputError
 from simparallel.optim.blocks import decayed
-from simparallel.optim.optimizer import Group, Optimizer
+from simparallel.optim.optimizer import Group, Optimizer, settings_among
 
 
 class Adam(Optimizer):
@@ -37,6 +37,7 @@ class Adam(Optimizer):
     state_names = ("exp_avg", "exp_avg_sq")  # PyTorch's names for m and v
     state_options: ClassVar[tuple[str, ...]] = ("max_exp_avg_sq",)
     state_counts = ("step",)
+    numbers: ClassVar[tuple[str, ...]] = ("lr", "eps", "weight_decay")
     flags: ClassVar[tuple[str, ...]] = ("amsgrad", "maximize")
     # Decay the weights directly instead of through the gradient.
     decoupled: ClassVar[bool] = False
@@ -52,21 +53,15 @@ class Adam(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
-            "maximize": maximize,
-        }  # fmt: skip
-        super().__init__(params, settings)
+        super().__init__(params, settings_among(locals()))
 
     def check(self, group: Group) -> None:
-        for name in ("lr", "eps", "weight_decay"):
-            check_number(self._name, name, group[name])
+        super().check(group)
         betas = group["betas"]
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise InputError(f"{self._name}: betas={betas!r} must be two numbers, for example (0.9, 0.999).")
         for i, beta in enumerate(betas):
             check_number(self._name, f"betas[{i}]", beta, below=1.0)
-        check_flags(self._name, group, self.flags)
 
     def remembers(self, group: Group) -> tuple[str, ...]:
         return (*self.state_names, *self.state_options) if group.get("amsgrad") else self.state_names
@@ -179,8 +174,7 @@ class Adamax(Adam):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        Optimizer.__init__(self, params, settings)
+        Optimizer.__init__(self, params, settings_among(locals()))
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         arrays, t = self._moments(param, group)
@@ -269,6 +263,7 @@ class NAdam(AbstractMomentAdam):
     """
 
     state_numbers: ClassVar[Mapping[str, float]] = {"mu_product": 1.0}
+    numbers = ("lr", "eps", "weight_decay", "momentum_decay")
 
     def __init__(
         self,
@@ -282,15 +277,7 @@ class NAdam(AbstractMomentAdam):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay,
-            "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
-        }  # fmt: skip
-        Optimizer.__init__(self, params, settings)
-
-    def check(self, group: Group) -> None:
-        super().check(group)
-        check_number(self._name, "momentum_decay", group["momentum_decay"])
+        Optimizer.__init__(self, params, settings_among(locals()))
 
     def _factors(self, param: Tensor, group: Group, t: int) -> tuple[float, float, float, float]:
         (beta1, beta2), state = group["betas"], self.state[param]
@@ -324,11 +311,7 @@ class RAdam(AbstractMomentAdam):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
-        }  # fmt: skip
-        Optimizer.__init__(self, params, settings)
+        Optimizer.__init__(self, params, settings_among(locals()))
 
     def _factors(self, param: Tensor, group: Group, t: int) -> tuple[float, float, float, float]:
         beta1, beta2 = group["betas"]

@@ -8,9 +8,9 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array
-from simparallel.base.checks import check_flags, check_number
+from simparallel.base.checks import check_number
 from simparallel.optim.blocks import decayed
-from simparallel.optim.optimizer import Group, Optimizer
+from simparallel.optim.optimizer import Group, Optimizer, settings_among
 
 
 class Adagrad(Optimizer):
@@ -33,6 +33,8 @@ class Adagrad(Optimizer):
 
     state_names = ("sum",)
     state_counts = ("step",)
+    numbers = ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+    flags = ("maximize",)
 
     def __init__(
         self,
@@ -45,16 +47,7 @@ class Adagrad(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {
-            "lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value, "eps": eps, "maximize": maximize,
-        }  # fmt: skip
-        super().__init__(params, settings)
-
-    def check(self, group: Group) -> None:
-        for name in ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
-            check_number(self._name, name, group[name])
-        check_flags(self._name, group, ("maximize",))
+        super().__init__(params, settings_among(locals()))
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         state, weight_decay = self._remembered(param, group), group["weight_decay"]
@@ -104,6 +97,8 @@ class Adadelta(Optimizer):
 
     state_names = ("square_avg", "acc_delta")  # PyTorch's names for v and u
     state_counts = ("step",)
+    numbers = ("lr", "eps", "weight_decay")
+    flags = ("maximize",)
 
     def __init__(
         self,
@@ -115,14 +110,11 @@ class Adadelta(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, settings)
+        super().__init__(params, settings_among(locals()))
 
     def check(self, group: Group) -> None:
-        for name in ("lr", "eps", "weight_decay"):
-            check_number(self._name, name, group[name])
+        super().check(group)
         check_number(self._name, "rho", group["rho"], below=math.nextafter(1.0, 2.0))
-        check_flags(self._name, group, ("maximize",))
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         state, rho, weight_decay = self._remembered(param, group), group["rho"], group["weight_decay"]
@@ -184,6 +176,8 @@ class RMSprop(Optimizer):
     state_names = ("square_avg",)  # PyTorch's names for v, and for a and b below
     state_options = ("grad_avg", "momentum_buffer")
     state_counts = ("step",)
+    numbers = ("lr", "alpha", "eps", "weight_decay", "momentum")
+    flags = ("centered", "maximize")
 
     def __init__(
         self,
@@ -197,16 +191,7 @@ class RMSprop(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {
-            "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
-            "centered": centered, "maximize": maximize,
-        }  # fmt: skip
-        super().__init__(params, settings)
-
-    def check(self, group: Group) -> None:
-        for name in ("lr", "alpha", "eps", "weight_decay", "momentum"):
-            check_number(self._name, name, group[name])
-        check_flags(self._name, group, ("centered", "maximize"))
+        super().__init__(params, settings_among(locals()))
 
     def remembers(self, group: Group) -> tuple[str, ...]:
         wanted = bool(group["centered"]), bool(group["momentum"])

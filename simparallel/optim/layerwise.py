@@ -13,12 +13,11 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes
 from simparallel.backend import Array, fused, get_namespace, gpu_of
-from simparallel.base.checks import check_flags, check_number
 from simparallel.gpu.multi_tensor import sums
 from simparallel.optim.adam import Adam, advance_moments
 from simparallel.optim.blocks import decayed
 from simparallel.optim.norms import norm, squares
-from simparallel.optim.optimizer import Group, Optimizer
+from simparallel.optim.optimizer import Group, Optimizer, settings_among
 
 
 class Layerwise(Optimizer):
@@ -121,6 +120,8 @@ class LARS(Layerwise):
     """
 
     state_names = ("momentum_buffer",)
+    numbers = ("lr", "momentum", "weight_decay", "coefficient", "eps")
+    flags = ("adapt",)
 
     def __init__(
         self,
@@ -132,16 +133,7 @@ class LARS(Layerwise):
         eps: float = 1e-8,
         adapt: bool = True,
     ) -> None:
-        settings = {
-            "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "coefficient": coefficient,
-            "eps": eps, "adapt": adapt,
-        }  # fmt: skip
-        super().__init__(params, settings)
-
-    def check(self, group: Group) -> None:
-        for name in ("lr", "momentum", "weight_decay", "coefficient", "eps"):
-            check_number("LARS", name, group[name])
-        check_flags("LARS", group, ("adapt",))
+        super().__init__(params, settings_among(locals()))
 
     def phases(self, param: Tensor, grad: Array, group: Group) -> Generator[Array, Any, None]:
         is_first = param not in self.state
@@ -203,8 +195,7 @@ class LAMB(Layerwise, Adam):
         weight_decay: float = 0.0,
         adapt: bool = True,
     ) -> None:
-        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
-        Optimizer.__init__(self, params, settings)
+        Optimizer.__init__(self, params, settings_among(locals()))
 
     def phases(self, param: Tensor, grad: Array, group: Group) -> Generator[Array, Any, None]:
         (beta1, beta2), ((m, v), t) = group["betas"], self._moments(param, group)

@@ -16,7 +16,7 @@ from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
 from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, to_device_like, to_host
-from simparallel.base.checks import check_number
+from simparallel.base.checks import check_flags, check_number
 from simparallel.clock.memory import OPTIMIZER
 from simparallel.clock.recorder import Recorder, observer_of
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
@@ -56,6 +56,11 @@ def _compute(key: tuple[Any, ...], calls: list[Any]) -> None:
     """Compute updates on a GPU with the same function and settings."""
     compute, dtype, is_scaled, settings = key
     for_each(in_one_kernel, calls, update=compute, dtype=dtype, scaled=is_scaled, **dict(settings))
+
+
+def settings_among(arguments: Mapping[str, Any]) -> Group:
+    """Return the settings among the arguments of an optimizer's constructor, which are its `locals()`."""
+    return {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
 
 
 def call_closure(closure: Callable[[], Any] | None) -> Any:
@@ -116,6 +121,9 @@ class Optimizer:
     state_counts: ClassVar[tuple[str, ...]] = ()  # integers in `state`
     state_numbers: ClassVar[Mapping[str, float]] = {}  # numbers in `state`, with their first values
 
+    numbers: ClassVar[tuple[str, ...]] = ()  # settings that are 0 or more
+    flags: ClassVar[tuple[str, ...]] = ()  # settings that are True or False
+
     _name: ClassVar[str] = "Optimizer"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -147,7 +155,10 @@ class Optimizer:
     # --- for subclasses to define ----------------------------------------------------------------
 
     def check(self, group: Group) -> None:
-        """Raise InputError for settings out of range."""
+        """Raise InputError for settings out of range: those of `numbers` and `flags`, and more in a subclass."""
+        for name in self.numbers:
+            check_number(self._name, name, group[name])
+        check_flags(self._name, group, self.flags)
 
     def remembers(self, group: Group) -> tuple[str, ...]:
         """Return the names of the arrays in the state of each parameter of this group."""
@@ -247,11 +258,7 @@ class Optimizer:
             DeviceOutOfMemoryError: no room for the state of the optimizer; no parameter was changed.
         """
         loss = None if closure is None else call_closure(closure)
-        try:
-            self._step([param._grad for param in self._params()])
-        except BaseException:
-            observer_of(None).abandon()
-            raise
+        self._step([param._grad for param in self._params()])
         return loss
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
@@ -260,11 +267,7 @@ class Optimizer:
         Raises:
             As `step`.
         """
-        try:
-            self._step(list(grads))
-        except BaseException:
-            observer_of(None).abandon()
-            raise
+        self._step(list(grads))
 
     def __repr__(self) -> str:
         text = f"{self._name} ("
@@ -356,54 +359,58 @@ class Optimizer:
         if running.step:
             refuse(f"calls {self._name}.step, which uses numbers on the host", "Call it after the captured step.")
         observer = observer_of(None)
-        start_ns = observer.begin(self._name)
-        params = self._params()
-        if len(grads) != len(params):
-            raise InputError(f"{self._name}: {len(grads)} gradients were given for {len(params)} parameters.")
-        # All checks before the first update: a step happens whole or not at all.
-        plans = [self._plan(group) for group in self.param_groups]
-        arrays = [self._checked_grad(i, p, g) for i, (p, g) in enumerate(zip(params, grads, strict=True))]
-        rates = [schedule and schedule(self._num_steps) for schedule in self.schedules]
-        for rate in rates:
-            if rate is not None:
-                check_number(self._name, f"lr of step {self._num_steps}", rate)
-        if observer.memory.limit_bytes is not None:
-            self._make_room(arrays)
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate
-        self._num_steps += 1
-        remaining = iter(zip(params, arrays, strict=True))
-        # Device -> flops, bytes, widest item, tensors.
-        work: dict[Device | None, list[int]] = {}
-        # Code of a user after `super().update(…)` would see the old values.
-        is_own = str(getattr(self.update, "__module__", "")).startswith(_PACKAGE)
-        self._queued = {} if is_own else None
         try:
-            for group, plan in zip(self.param_groups, plans, strict=True):
-                for _ in group["params"]:
-                    param, grad = next(remaining)
-                    if grad is None:
-                        continue
-                    self.update(param, grad, group)
-                    total = work.setdefault(param._device, [0, 0, 0, 0])
-                    total[0] += plan.flops * grad.size
-                    total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
-                    total[2] = max(total[2], grad.itemsize)
-                    total[3] += 1
-        finally:
-            # After an error, too: the states of these parameters have changed already.
-            if self._queued:
-                self._compute_queued()
-            self._queued = None
-        mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
-        observer.end_step(f"{self._name}.step", start_ns, work)
-        if isinstance(observer, Recorder):
-            # State and scratch arrays come in the first steps, and stay.
-            num_kept = len(self._scratch) + sum(map(len, (*self.state.values(), *self._pieces_scratch.values())))
-            if num_kept != self._num_held:
-                self._hold()
-                self._num_held = num_kept
+            start_ns = observer.begin(self._name)
+            params = self._params()
+            if len(grads) != len(params):
+                raise InputError(f"{self._name}: {len(grads)} gradients were given for {len(params)} parameters.")
+            # All checks before the first update: a step happens whole or not at all.
+            plans = [self._plan(group) for group in self.param_groups]
+            arrays = [self._checked_grad(i, p, g) for i, (p, g) in enumerate(zip(params, grads, strict=True))]
+            rates = [schedule and schedule(self._num_steps) for schedule in self.schedules]
+            for rate in rates:
+                if rate is not None:
+                    check_number(self._name, f"lr of step {self._num_steps}", rate)
+            if observer.memory.limit_bytes is not None:
+                self._make_room(arrays)
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                if rate is not None:
+                    group["lr"] = rate
+            self._num_steps += 1
+            remaining = iter(zip(params, arrays, strict=True))
+            # Device -> flops, bytes, widest item, tensors.
+            work: dict[Device | None, list[int]] = {}
+            # Code of a user after `super().update(…)` would see the old values.
+            is_own = str(getattr(self.update, "__module__", "")).startswith(_PACKAGE)
+            self._queued = {} if is_own else None
+            try:
+                for group, plan in zip(self.param_groups, plans, strict=True):
+                    for _ in group["params"]:
+                        param, grad = next(remaining)
+                        if grad is None:
+                            continue
+                        self.update(param, grad, group)
+                        total = work.setdefault(param._device, [0, 0, 0, 0])
+                        total[0] += plan.flops * grad.size
+                        total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
+                        total[2] = max(total[2], grad.itemsize)
+                        total[3] += 1
+            finally:
+                # After an error, too: the states of these parameters have changed already.
+                if self._queued:
+                    self._compute_queued()
+                self._queued = None
+            mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
+            observer.end_step(f"{self._name}.step", start_ns, work)
+            if isinstance(observer, Recorder):
+                # State and scratch arrays come in the first steps, and stay.
+                num_kept = len(self._scratch) + sum(map(len, (*self.state.values(), *self._pieces_scratch.values())))
+                if num_kept != self._num_held:
+                    self._hold()
+                    self._num_held = num_kept
+        except BaseException:
+            observer.abandon()
+            raise
 
     def _make_room(self, grads: list[Array | None]) -> None:
         """Raise DeviceOutOfMemoryError if a device has no room for the state that this step will allocate."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array
-from simparallel.base.checks import check_flags, check_number
+from simparallel.base.checks import check_number
 from simparallel.errors import InputError
 from simparallel.optim.blocks import decayed
-from simparallel.optim.optimizer import Group, Optimizer
+from simparallel.optim.optimizer import Group, Optimizer, settings_among
 
 
 class SGD(Optimizer):
@@ -44,19 +44,15 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        settings = {
-            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "maximize": maximize,
-        }  # fmt: skip
-        super().__init__(params, settings)
+        super().__init__(params, settings_among(locals()))
 
     state_names = ("momentum_buffer",)
+    numbers = ("lr", "momentum", "weight_decay")
+    flags = ("maximize",)
 
     def check(self, group: Group) -> None:
-        for name in ("lr", "momentum", "weight_decay"):
-            check_number(self._name, name, group[name])
+        super().check(group)
         check_number(self._name, "dampening", group["dampening"], low=float("-inf"))
-        check_flags(self._name, group, ("maximize",))
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise InputError(
                 f"{self._name}: nesterov needs momentum above 0 and dampening 0, got momentum={group['momentum']!r} "

@@ -13,7 +13,7 @@ import numpy as np
 from simparallel.autograd.kernels.sums import unbroadcast, wider
 from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes, ones, scratch
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.op import Context, Op, Spec, Work, check_float, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, get_namespace, number_on
@@ -56,9 +56,7 @@ class ScaledDotProductAttention(Op):
         return f"... t {{d}}, ... {{s}} {{d}}, ... {{s}} e{mask} -> ... t e"
 
     def infer(self, q: Spec, k: Spec, v: Spec, *mask: Spec) -> Spec:
-        for name, spec in zip("qkv", (q, k, v), strict=True):
-            if spec.dtype.kind != "f":
-                raise DTypeError(f"{name} has dtype {spec.dtype}, expected floating point.")
+        check_float(q=q, k=k, v=v)
         if mask and mask[0].dtype.kind not in "fb":
             raise DTypeError(f"mask has dtype {mask[0].dtype}, expected floating point or bool.")
         spec = super().infer(q, k, v, *mask)

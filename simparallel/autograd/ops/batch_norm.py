@@ -12,15 +12,31 @@ from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.kernels import normalize
 from simparallel.autograd.kernels.sums import in_order_of, wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, instance
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, check_float, instance
 from simparallel.autograd.ops.channels import along_channels, channel_sums, sums_of_channels
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, reusable
-from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
 
-class BatchNorm(Op):
+class AbstractNorm(Op):
+    """A normalisation: y has the shape and the dtype of x, which is floating point."""
+
+    fills_grad_buffers = True
+
+    def infer(self, x: Spec, *others: Spec) -> Spec:
+        check_float(x=x)
+        return Spec(super().infer(x, *others).shape, x.dtype)
+
+    def work(self, x: Spec, *affine: Spec) -> Work:
+        return Work(7 * prod(x.shape), 9 * x.size_bytes)
+
+    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
+        return Work(9 * work.flops // 7, 12 * work.size_bytes // 9)
+
+
+class BatchNorm(AbstractNorm):
     """y = (x - mean) / sqrt(var + eps) * w + b.   x: (n, c, ...)   w, b: (c,), may be left out
 
     mean and var are computed for each channel of x, over all dims but c. These dims may be cut: the ranks then
@@ -46,8 +62,6 @@ class BatchNorm(Op):
         InputError: `group_size` is less than 1.
     """
 
-    fills_grad_buffers = True
-
     def __init__(
         self,
         eps: float = 1e-5,
@@ -68,9 +82,6 @@ class BatchNorm(Op):
         channels = "{c}" if self._keeps_channels else "c"
         left = " ".join([f"[n] {channels}", *(f"[{name}]" for name in inner)])
         return f"{left}{f', {channels}' * (len(shapes) - 1)} -> {' '.join(['n c', *inner])}"
-
-    def infer(self, x: Spec, *affine: Spec) -> Spec:
-        return infer_like_x(self, x, *affine)
 
     def forward(self, ctx: Context, x: Array, w: Array | None = None, b: Array | None = None) -> Array:
         xp, dtype = ctx.xp, wider(x.dtype)
@@ -133,12 +144,6 @@ class BatchNorm(Op):
             forward.append(Asked(dims, "sum", both, dtype))
         return Exchanges(tuple(forward), (Asked(dims, "sum", both, dtype, self.group_size),))
 
-    def work(self, x: Spec, *affine: Spec) -> Work:
-        return Work(7 * prod(x.shape), 9 * x.size_bytes)
-
-    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
-        return Work(9 * work.flops // 7, 12 * work.size_bytes // 9)
-
 
 class BatchNormInference(Op):
     """y = (x - mean) / sqrt(var + eps) * w + b, mean and var given.   x: (n, c, ...)   the others: (c,)
@@ -155,7 +160,8 @@ class BatchNormInference(Op):
         return f"{names}{', c' * (len(shapes) - 1)} -> {names}"
 
     def infer(self, x: Spec, *channels: Spec) -> Spec:
-        return infer_like_x(self, x, *channels)
+        check_float(x=x)
+        return Spec(super().infer(x, *channels).shape, x.dtype)
 
     def forward(
         self, ctx: Context, x: Array, mean: Array, var: Array, w: Array | None = None, b: Array | None = None
@@ -193,13 +199,6 @@ def check_channels(shape: tuple[int, ...]) -> None:
     """Raise ShapeError unless there are a batch and a channel dim."""
     if len(shape) < 2:
         raise ShapeError(f"x needs dims (n, c, ...), got shape {shape}.")
-
-
-def infer_like_x(op: Op, x: Spec, *others: Spec) -> Spec:
-    """Return the shape given by the rule and the dtype of x, which must be floating point, else DTypeError."""
-    if x.dtype.kind != "f":
-        raise DTypeError(f"x has dtype {x.dtype}, expected floating point.")
-    return Spec(Op.infer(op, x, *others).shape, x.dtype)
 
 
 def present(*values: Any) -> list[Tensor]:

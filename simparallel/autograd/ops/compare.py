@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,53 +17,26 @@ from simparallel.backend import Array
 
 class AbstractComparison(AbstractConstant):
     rule = "..., ... -> ..."
+    _compare: ClassVar[Any]
 
     def infer(self, a: Spec, b: Spec) -> Spec:
         return Spec(super().infer(a, b).shape, np.dtype(bool))
 
-
-class Equal(AbstractComparison):
-    """y = (a == b)"""
-
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a == b
+        return self._compare(a, b)
 
 
-class NotEqual(AbstractComparison):
-    """y = (a != b)"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a != b
+def _comparison(name: str, sign: str, compare: Callable[[Array, Array], Array]) -> type[AbstractComparison]:
+    settings = {"__doc__": f"y = (a {sign} b)", "__module__": __name__, "_compare": staticmethod(compare)}
+    return type(name, (AbstractComparison,), settings)
 
 
-class Less(AbstractComparison):
-    """y = (a < b)"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a < b
-
-
-class LessEqual(AbstractComparison):
-    """y = (a <= b)"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a <= b
-
-
-class Greater(AbstractComparison):
-    """y = (a > b)"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a > b
-
-
-class GreaterEqual(AbstractComparison):
-    """y = (a >= b)"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a >= b
-
-
+Equal = _comparison("Equal", "==", operator.eq)
+NotEqual = _comparison("NotEqual", "!=", operator.ne)
+Less = _comparison("Less", "<", operator.lt)
+LessEqual = _comparison("LessEqual", "<=", operator.le)
+Greater = _comparison("Greater", ">", operator.gt)
+GreaterEqual = _comparison("GreaterEqual", ">=", operator.ge)
 _EQ, _NE, _LT = Equal(), NotEqual(), Less()
 _LE, _GT, _GE = LessEqual(), Greater(), GreaterEqual()
 

@@ -12,7 +12,8 @@ from simparallel.autograd.kernels import im2col, winograd
 from simparallel.autograd.kernels.sums import sum_rows
 from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.op import Context, instance
+from simparallel.autograd.ops.matmul import AbstractProduct
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
@@ -30,7 +31,7 @@ _PIXELS, _PLANES = (2, 3, 0, 1), (1, 2, 3, 0)
 _FROM_PIXELS, _FROM_PLANES = (2, 3, 0, 1), (3, 0, 1, 2)
 
 
-class Conv2d(Op):
+class Conv2d(AbstractProduct):
     """y[n, o, p, q] = b[o] + sum over c, i, j of x[n, c, p s + i d - pad, q s + j d - pad] w[o, c, i, j]
 
     x: (N, C, H, W)   w: (O, C / groups, kh, kw)   b: (O,), may be left out   y: (N, O, P, Q)
@@ -54,9 +55,6 @@ class Conv2d(Op):
     """
 
     rule = "n c <h> <w>, o c {kh} {kw}, o -> n o <h> <w>"
-    is_product = True
-    is_matrix_product = True
-    fills_grad_buffers = True
 
     def __init__(
         self,
@@ -186,16 +184,6 @@ class Conv2d(Op):
             dy_PQNO = dy if ctx.in_pixels else dy.transpose(1, 2, 3, 0)
             sum_rows(ctx.xp, dy_PQNO.reshape(prod(dy_PQNO.shape[:3]), len(db)), out=db)
         return db
-
-    def work(self, x: Spec, w: Spec, *b: Spec) -> Work:
-        y = self.infer(x, w, *b)
-        moved = sum(spec.size_bytes for spec in (x, w, *b, y))
-        return Work(2 * prod(y.shape) * prod(w.shape[1:]) + len(b) * prod(y.shape), moved)
-
-    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
-        # dx and dw cost as much as forward each; db is summed from data that dw reads anyway.
-        products = needs[0] + needs[1]
-        return Work(work.flops * products, work.size_bytes * max(products, 1))
 
 
 @function()

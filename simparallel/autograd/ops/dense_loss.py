@@ -9,9 +9,9 @@ from typing import Any
 
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.op import Context, Op, Spec, Work, check_float
 from simparallel.autograd.ops.cast import cast
-from simparallel.autograd.ops.loss import check_float, check_reduction, reducing
+from simparallel.autograd.ops.loss import check_reduction, reducing
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, has_data
 from simparallel.errors import InputError

@@ -97,9 +97,6 @@ class BroadcastTo(Op):
     def work(self, x: Spec) -> Work:
         return Work(0, 0)
 
-    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
-        return Work(0, 0)
-
 
 class Tile(Op):
     """y = x repeated `repeats[i]` times along dim i: A B becomes A B A B

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from simparallel.autograd.dims import Dims
+from simparallel.autograd.dims import Dims, as_dims, reduced_dims
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.kernels.sums import extreme, masked, wider
 from simparallel.autograd.methods import deviation, function, reduction
-from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, as_dims, instance, reduced_dims
+from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.promotion import floating
 from simparallel.autograd.ops.reduce import AbstractReduce
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
-from simparallel.errors import DTypeError, ShapeError
+from simparallel.errors import ShapeError
 from simparallel.layout.rule import dim_names
 
 
@@ -181,8 +181,7 @@ class LogSumExp(AbstractCompleted):
     """
 
     def infer(self, x: Spec) -> Spec:
-        if x.dtype.kind != "f":
-            raise DTypeError(f"x has dtype {x.dtype}, expected floating point.")
+        check_float(x=x)
         self._refuse_empty(x.shape)
         return super().infer(x)
 

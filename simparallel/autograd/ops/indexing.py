@@ -91,9 +91,6 @@ class Slice(Op):
         # A view.
         return Work(0, 0)
 
-    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
-        return Work(0, 0)
-
 
 class Index(Op):
     """y = x[..., indices, ...]: arrays of integers, broadcast together, select along `dims`

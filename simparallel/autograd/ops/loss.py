@@ -10,7 +10,7 @@ from typing import Any
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.embedding import one_hot
 from simparallel.autograd.ops.labels import Picked, pick
 from simparallel.autograd.tensor import Tensor, as_tensor
@@ -344,12 +344,6 @@ class SoftmaxCrossEntropyWithLogits(Op):
     def work(self, logits: Spec, labels: Spec) -> Work:
         # Per element: maximum, subtraction, exponential (10 by convention), sum, division, product, sum.
         return Work(17 * prod(logits.shape), 5 * logits.size_bytes + 2 * labels.size_bytes)
-
-
-def check_float(**specs: Spec) -> None:
-    for name, spec in specs.items():
-        if spec.dtype.kind != "f":
-            raise DTypeError(f"{name} has dtype {spec.dtype}, expected floating point.")
 
 
 def _subtract_at(ctx: Context, target: Array, picked: Picked, values: Array) -> None:

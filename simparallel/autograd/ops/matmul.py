@@ -44,7 +44,25 @@ def as_rows(x: Array) -> Array:
     return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-class MatMul(Op):
+class AbstractProduct(Op):
+    """Products of x and w, summed over all dims of w but the first, with an optional bias b."""
+
+    is_product = True
+    is_matrix_product = True
+    fills_grad_buffers = True
+
+    def work(self, x: Spec, w: Spec, *b: Spec) -> Work:
+        y = self.infer(x, w, *b)
+        moved = sum(spec.size_bytes for spec in (x, w, *b, y))
+        return Work(2 * prod(y.shape) * prod(w.shape[1:]) + len(b) * prod(y.shape), moved)
+
+    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
+        # dx and dw cost as much as forward each; db is summed from data that dw reads anyway.
+        products = needs[0] + needs[1]
+        return Work(work.flops * products, work.size_bytes * max(products, 1))
+
+
+class MatMul(AbstractProduct):
     """y = x @ w.   x: (..., m, k)   w: (..., k, n)   y: (..., m, n), leading dims broadcast
 
     Args:
@@ -56,9 +74,6 @@ class MatMul(Op):
     """
 
     rule = "... m k, ... k n -> ... m n"
-    is_product = True
-    is_matrix_product = True
-    fills_grad_buffers = True
     # Order of the axes of the device matrix, also for transposed inputs.
     axis_order = ("m", "k", "n")
     transpose_a = transpose_b = False
@@ -125,7 +140,7 @@ class MatMul(Op):
         return Work(2 * prod(y.shape) * k, x.size_bytes + w.size_bytes + y.size_bytes)
 
 
-class Linear(Op):
+class Linear(AbstractProduct):
     """y = x @ w.T + b.   x: (..., k)   w: (n, k)   b: (n,), may be left out   y: (..., n)
 
     One op instead of three: the bias is added in place, and backward works on 2-D arrays, so that
@@ -133,9 +148,6 @@ class Linear(Op):
     """
 
     rule = "... k, n k, n -> ... n"
-    is_product = True
-    is_matrix_product = True
-    fills_grad_buffers = True
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         return self.rule if len(shapes) == 3 else "... k, n k -> ... n"
@@ -190,16 +202,6 @@ class Linear(Op):
             else:
                 sum_rows(ctx.xp, dy_MN, out=db)
         return dx, dw, db
-
-    def work(self, x: Spec, w: Spec, *b: Spec) -> Work:
-        y = self.infer(x, w, *b)
-        moved = sum(spec.size_bytes for spec in (x, w, *b, y))
-        return Work(2 * prod(y.shape) * x.shape[-1] + len(b) * prod(y.shape), moved)
-
-    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
-        # dx and dw cost a matrix product each; db is summed from data that dw reads anyway.
-        products = needs[0] + needs[1]
-        return Work(work.flops * products, work.size_bytes * max(products, 1))
 
 
 _MATMUL, _LINEAR = MatMul(), Linear()

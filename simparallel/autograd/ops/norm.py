@@ -13,15 +13,15 @@ from simparallel.autograd.kernels import normalize
 from simparallel.autograd.kernels.sums import sum_rows, wider
 from simparallel.autograd.kernels.windows import ones
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
-from simparallel.autograd.ops.batch_norm import check_channels, infer_like_x, present
+from simparallel.autograd.op import Context, Plan, Spec, Work, instance
+from simparallel.autograd.ops.batch_norm import AbstractNorm, check_channels, present
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, reusable
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
 
-class AbstractRowNorm(Op):
+class AbstractRowNorm(AbstractNorm):
     """A normalisation over the last `num_dims` dims, which may be cut. float16 is computed in float32.
 
     Args:
@@ -31,8 +31,6 @@ class AbstractRowNorm(Op):
     Raises:
         InputError: `num_dims` is less than 1.
     """
-
-    fills_grad_buffers = True
 
     def __init__(self, num_dims: int = 1, eps: float | None = 1e-5) -> None:
         if num_dims < 1:
@@ -51,7 +49,7 @@ class AbstractRowNorm(Op):
         return f"... {completed}{affine} -> ... {' '.join(names)}"
 
     def infer(self, x: Spec, *affine: Spec) -> Spec:
-        spec = infer_like_x(self, x, *affine)
+        spec = super().infer(x, *affine)
         if 0 in x.shape[len(x.shape) - self.num_dims :]:
             raise ShapeError(f"there is nothing to normalise over, x has shape {x.shape}.")
         return spec
@@ -69,9 +67,6 @@ class AbstractRowNorm(Op):
         x = plan.inputs[0]
         rows = x.shape[: len(x.shape) - self.num_dims]
         return Asked(" ".join(self._names), "sum", (count, *rows), wider(x.dtype))
-
-    def work(self, x: Spec, *affine: Spec) -> Work:
-        return Work(7 * prod(x.shape), 9 * x.size_bytes)
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(11 * work.flops // 7, 14 * work.size_bytes // 9)
@@ -178,7 +173,7 @@ class RMSNorm(AbstractRowNorm):
         return Exchanges((self._means(plan, 1),), (self._means(plan, 1),))
 
 
-class GroupNorm(Op):
+class GroupNorm(AbstractNorm):
     """y = (x - mean) / sqrt(var + eps) * w + b, over each group of channels (Wu and He 2018)
 
     x: (n, c, ...)   w, b: (c,), may be left out. The channels form `num_groups` groups of
@@ -192,8 +187,6 @@ class GroupNorm(Op):
     Raises:
         InputError: `num_groups` is less than 1.
     """
-
-    fills_grad_buffers = True
 
     def __init__(self, num_groups: int, eps: float = 1e-5) -> None:
         if num_groups < 1:
@@ -212,7 +205,7 @@ class GroupNorm(Op):
         return f"{left}{f', {channels}' * (len(shapes) - 1)} -> {' '.join(['n (g k)', *inner])}"
 
     def infer(self, x: Spec, *affine: Spec) -> Spec:
-        spec = infer_like_x(self, x, *affine)
+        spec = super().infer(x, *affine)
         if 0 in x.shape[1:]:
             raise ShapeError(f"there is nothing to normalise over, x has shape {x.shape}.")
         return spec
@@ -263,12 +256,6 @@ class GroupNorm(Op):
         dims, dtype = " ".join(["k", *dim_names(len(x.shape) - 2)]), wider(x.dtype)
         forward = Asked(dims, "sum", groups, dtype)
         return Exchanges((forward, forward), (Asked(dims, "sum", (2, *groups), dtype),))
-
-    def work(self, x: Spec, *affine: Spec) -> Work:
-        return Work(7 * prod(x.shape), 9 * x.size_bytes)
-
-    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
-        return Work(9 * work.flops // 7, 12 * work.size_bytes // 9)
 
 
 @function()

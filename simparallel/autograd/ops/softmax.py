@@ -10,11 +10,11 @@ from typing import Any
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, instance, normalize_dims
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, check_float, instance, normalize_dims
 from simparallel.autograd.ops.promotion import at_least_1d
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, fused, reusable
-from simparallel.errors import DTypeError, ShapeError
+from simparallel.errors import ShapeError
 from simparallel.layout.rule import dim_names
 
 
@@ -38,8 +38,7 @@ class AbstractSoftmax(Op):
         return f"{' '.join(left)} -> {' '.join(names)}"
 
     def infer(self, x: Spec) -> Spec:
-        if x.dtype.kind != "f":
-            raise DTypeError(f"x has dtype {x.dtype}, expected floating point.")
+        check_float(x=x)
         if x.shape[self._axis(len(x.shape))] == 0:
             raise ShapeError(f"dim={self.dim} of x, shape {x.shape}, has no elements; it needs at least one.")
         return Spec(x.shape, x.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar
 
@@ -34,8 +34,8 @@ class LRScheduler:
             "initial_lr" to continue from.
     """
 
-    # Attributes that belong to the state.
-    settings: ClassVar[tuple[str, ...]] = ()
+    # Attributes that belong to the state, and their checks.
+    settings: ClassVar[Mapping[str, Callable[[str, str, Any], Any]]] = {}
 
     optimizer: Optimizer
     schedules: Sequence[Rate]
@@ -89,6 +89,8 @@ class LRScheduler:
 
     def _check_settings(self) -> None:
         """Raise InputError for settings out of range."""
+        for name, check in self.settings.items():
+            check(self._name, name, getattr(self, name))
 
     def _rate(self, i: int, number: int) -> float:
         """Return the rate of group i at a number."""

@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import partial
 
 from simparallel.base.checks import check_integer, check_number
 from simparallel.errors import InputError
 from simparallel.optim.lr_scheduler.base import LRScheduler
 from simparallel.optim.optimizer import Optimizer
+
+check_count = partial(check_integer, low=1)
+
+
+def check_each(who: str, name: str, values: Iterable[int]) -> None:
+    """Raise InputError unless all values are integers of 0 or more."""
+    for i, value in enumerate(values):
+        check_integer(who, f"{name}[{i}]", value)
 
 
 class Relative(LRScheduler):
@@ -66,15 +75,11 @@ class StepLR(Factor):
         gamma: factor of each decay, 0 or more.
     """
 
-    settings = ("step_size", "gamma")
+    settings = {"step_size": check_count, "gamma": check_number}
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         self.step_size, self.gamma = step_size, gamma
         self._begin(optimizer, last_epoch)
-
-    def _check_settings(self) -> None:
-        check_integer(self._name, "step_size", self.step_size, 1)
-        check_number(self._name, "gamma", self.gamma)
 
     def factor(self, number: int) -> float:
         return self.gamma ** (number // self.step_size)
@@ -89,7 +94,7 @@ class MultiStepLR(Factor):
         gamma: factor of each decay, 0 or more.
     """
 
-    settings = ("milestones", "gamma")
+    settings = {"milestones": check_each, "gamma": check_number}
 
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
@@ -98,9 +103,7 @@ class MultiStepLR(Factor):
         self._begin(optimizer, last_epoch)
 
     def _check_settings(self) -> None:
-        for i, milestone in enumerate(self.milestones):
-            check_integer(self._name, f"milestones[{i}]", milestone)
-        check_number(self._name, "gamma", self.gamma)
+        super()._check_settings()
         self.milestones = sorted(self.milestones)
 
     def factor(self, number: int) -> float:
@@ -110,14 +113,11 @@ class MultiStepLR(Factor):
 class ExponentialLR(Factor):
     """lr(t) = lr * gamma ** t, from each group's own lr; gamma is 0 or more, `last_epoch` as in `LRScheduler`."""
 
-    settings = ("gamma",)
+    settings = {"gamma": check_number}
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self.gamma = gamma
         self._begin(optimizer, last_epoch)
-
-    def _check_settings(self) -> None:
-        check_number(self._name, "gamma", self.gamma)
 
     def factor(self, number: int) -> float:
         return self.gamma**number
@@ -133,7 +133,7 @@ class LinearLR(Factor):
         total_iters: the epoch (or step) at which `end_factor` is reached, 1 or more.
     """
 
-    settings = ("start_factor", "end_factor", "total_iters")
+    settings = {"start_factor": check_number, "end_factor": check_number, "total_iters": check_count}
 
     def __init__(
         self,
@@ -147,14 +147,12 @@ class LinearLR(Factor):
         self._begin(optimizer, last_epoch)
 
     def _check_settings(self) -> None:
-        check_number(self._name, "start_factor", self.start_factor)
-        check_number(self._name, "end_factor", self.end_factor)
+        super()._check_settings()
         if not 0 < self.start_factor <= 1 or self.end_factor > 1:
             raise InputError(
                 f"{self._name}: start_factor={self.start_factor!r} must be above 0 and at most 1, and "
                 f"end_factor={self.end_factor!r} at most 1."
             )
-        check_integer(self._name, "total_iters", self.total_iters, 1)
 
     def factor(self, number: int) -> float:
         over = min(number, self.total_iters) / self.total_iters
@@ -212,15 +210,11 @@ class CosineAnnealingLR(Relative):
         eta_min: the lowest rate, 0 or more.
     """
 
-    settings = ("T_max", "eta_min")
+    settings = {"T_max": check_count, "eta_min": check_number}
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         self.T_max, self.eta_min = T_max, eta_min
         self._begin(optimizer, last_epoch)
-
-    def _check_settings(self) -> None:
-        check_integer(self._name, "T_max", self.T_max, 1)
-        check_number(self._name, "eta_min", self.eta_min)
 
     def _rate(self, i: int, number: int) -> float:
         return self.eta_min + (self.base_lrs[i] - self.eta_min) * self._wave(number) / 2
