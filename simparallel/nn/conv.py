@@ -21,7 +21,7 @@ from simparallel.autograd.ops.conv import as_single
 from simparallel.autograd.tensor import as_tensor
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn.layers import FanIn, format_settings
+from simparallel.nn.layers import FanIn
 from simparallel.nn.module import TensorModule
 
 
@@ -35,8 +35,6 @@ class AbstractConv(FanIn):
     _is_transposed = False
 
     kernel_size: tuple[int, ...]
-    # Settings that `repr` shows, and the defaults for which it omits them.
-    _shown: dict[str, Any]
 
     def _make_conv(
         self,
@@ -66,8 +64,9 @@ class AbstractConv(FanIn):
         self._make(dtype, weight_init, bias_init, weight=weight, bias=(self.out_channels,) if bias else None)
 
     def extra_repr(self) -> str:
-        bias = "" if self.bias is not None else ", bias=False"
-        return f"{self.in_channels}, {self.out_channels}, {format_settings(self, 'kernel_size', **self._shown)}{bias}"
+        channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        bias = "" if self.bias is not None else "bias=False"
+        return ", ".join(filter(None, (channels, super().extra_repr(), bias)))
 
 
 class Conv2d(AbstractConv):
@@ -285,6 +284,8 @@ class MaxPool2d(TensorModule):
         InputError: a setting out of range.
     """
 
+    _shown = {"kernel_size": ..., "stride": ..., "padding": ..., "dilation": (1, 1), "ceil_mode": False}
+
     def __init__(
         self,
         kernel_size: int | Pair,
@@ -304,9 +305,6 @@ class MaxPool2d(TensorModule):
             x, self.kernel_size, self.stride, self.padding, dilation=self.dilation, ceil_mode=self.ceil_mode
         )
 
-    def extra_repr(self) -> str:
-        return format_settings(self, "kernel_size", "stride", "padding", dilation=(1, 1), ceil_mode=False)
-
 
 class AvgPool2d(TensorModule):
     """Mean over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
@@ -319,6 +317,8 @@ class AvgPool2d(TensorModule):
     Raises:
         InputError: a setting out of range.
     """
+
+    _shown = {"kernel_size": ..., "stride": ..., "padding": ..., "count_include_pad": True, "ceil_mode": False}
 
     def __init__(
         self,
@@ -344,9 +344,6 @@ class AvgPool2d(TensorModule):
             ceil_mode=self.ceil_mode,
         )
 
-    def extra_repr(self) -> str:
-        return format_settings(self, "kernel_size", "stride", "padding", count_include_pad=True, ceil_mode=False)
-
 
 class AdaptiveAvgPool2d(TensorModule):
     """Mean over `output_size` windows.   x: (N, C, H, W)   y: (N, C, *output_size)
@@ -355,12 +352,11 @@ class AdaptiveAvgPool2d(TensorModule):
         InputError: a size that is not a positive integer.
     """
 
+    _shown = {"output_size": ...}
+
     def __init__(self, output_size: int | Pair) -> None:
         super().__init__()
         self.output_size = AdaptiveAvgPool2dOp(output_size).output_size
 
     def forward(self, x: Any) -> Tensor:
         return functions.adaptive_avg_pool2d(x, self.output_size)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "output_size")

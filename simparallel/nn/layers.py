@@ -88,12 +88,6 @@ def check_floating(module: Module, dtype: Any) -> np.dtype:
     return dtype
 
 
-def format_settings(module: Module, *always: str, **defaults: Any) -> str:
-    """Format attributes for `extra_repr`: those in `always`, and those that differ from their defaults."""
-    shown = [*always, *(name for name, default in defaults.items() if getattr(module, name) != default)]
-    return ", ".join(f"{name}={getattr(module, name)!r}" for name in shown)
-
-
 class Linear(FanIn):
     """y = x @ weight.T + bias.   x: (..., in_features)   y: (..., out_features)
 
@@ -143,12 +137,11 @@ class _Inplace(TensorModule):
         inplace: accepted for PyTorch's signature, without effect: the values are the same, and x is not changed.
     """
 
+    _shown = {"inplace": False}
+
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
         self.inplace = bool(inplace)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, inplace=False)
 
 
 class ReLU(_Inplace):
@@ -169,6 +162,8 @@ class LeakyReLU(_Inplace):
         InputError: `negative_slope` is not a finite number.
     """
 
+    _shown = {"negative_slope": ..., "inplace": False}
+
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__(inplace)
         # The op refuses a bad value now, not in forward.
@@ -176,9 +171,6 @@ class LeakyReLU(_Inplace):
 
     def forward(self, x: Any) -> Tensor:
         return functions.leaky_relu(x, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "negative_slope", inplace=False)
 
 
 class Tanh(TensorModule):
@@ -202,6 +194,8 @@ class GELU(TensorModule):
         approximate: "none", or "tanh" for the formula with tanh.
     """
 
+    _shown = {"approximate": ...}
+
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
         # The op refuses an unknown value now, not in forward.
@@ -209,9 +203,6 @@ class GELU(TensorModule):
 
     def forward(self, x: Any) -> Tensor:
         return functions.gelu(x, self.approximate)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "approximate")
 
 
 class SiLU(_Inplace):
@@ -224,15 +215,14 @@ class SiLU(_Inplace):
 class Softmax(TensorModule):
     """e ** x over its sum along `dim`, any shape."""
 
+    _shown = {"dim": ...}
+
     def __init__(self, dim: int = -1) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, x: Any) -> Tensor:
         return functions.softmax(x, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
 
 
 class LogSoftmax(Softmax):
@@ -256,6 +246,8 @@ class Flatten(TensorModule):
         InputError: a dim that is not an integer.
     """
 
+    _shown = {"start_dim": ..., "end_dim": ...}
+
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
         for name, dim in (("start_dim", start_dim), ("end_dim", end_dim)):
@@ -265,9 +257,6 @@ class Flatten(TensorModule):
 
     def forward(self, x: Any) -> Tensor:
         return functions.flatten(x, self.start_dim, self.end_dim)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "start_dim", "end_dim")
 
 
 class Upsample(TensorModule):
@@ -305,8 +294,8 @@ class Upsample(TensorModule):
         )
 
     def extra_repr(self) -> str:
-        given = "scale_factor" if self.size is None else "size"
-        return format_settings(self, given, "mode") + (", align_corners=True" if self.align_corners else "")
+        given = f"scale_factor={self.scale_factor!r}" if self.size is None else f"size={self.size!r}"
+        return f"{given}, mode={self.mode!r}" + (", align_corners=True" if self.align_corners else "")
 
 
 class Embedding(Affine):
@@ -382,6 +371,8 @@ class Dropout(TensorModule):
         InputError: p is not a probability.
     """
 
+    _shown = {"p": ..., "inplace": False}
+
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         # The op checks that p is a probability.
@@ -398,6 +389,3 @@ class Dropout(TensorModule):
         call = Tensor._result(np.array(random_state.next_call(self.stream), np.int64))
         part = random_state.part if x.placement is None else random_state.sharded_part
         return instance(DropoutOp, self.p, random_state.seed, self.stream, part)(x, call)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "p", inplace=False)

@@ -9,7 +9,6 @@ from simparallel.autograd.ops.loss import check_reduction
 from simparallel.autograd.tensor import as_tensor
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn.layers import format_settings
 from simparallel.nn.module import TensorModule
 
 
@@ -23,12 +22,11 @@ class _Loss(TensorModule):
         InputError: unknown `reduction`; when called, ShapeError, DTypeError or LabelError.
     """
 
+    _shown = {"reduction": ...}
+
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = check_reduction(type(self).__name__, reduction)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "reduction")
 
 
 class CrossEntropyLoss(_Loss):
@@ -43,6 +41,8 @@ class CrossEntropyLoss(_Loss):
     Raises:
         InputError: a bad setting; when called, ShapeError, DTypeError or LabelError.
     """
+
+    _shown = {"reduction": ..., "ignore_index": None, "label_smoothing": 0.0}
 
     def __init__(
         self,
@@ -68,9 +68,6 @@ class CrossEntropyLoss(_Loss):
             label_smoothing=self.label_smoothing,
         )
 
-    def extra_repr(self) -> str:
-        return format_settings(self, "reduction", ignore_index=None, label_smoothing=0.0)
-
 
 class CrossEntropySmooth(_Loss):
     """Cross-entropy with smoothed labels, MindSpore's.   logits: (n, v)   labels: (n,), or (n, v) if not sparse
@@ -87,6 +84,8 @@ class CrossEntropySmooth(_Loss):
     Raises:
         InputError: a bad setting; when called, ShapeError, DTypeError or LabelError.
     """
+
+    _shown = {"reduction": ..., "smooth_factor": ..., "num_classes": ...}
 
     def __init__(
         self, sparse: bool = True, reduction: str = "mean", smooth_factor: float = 0.0, num_classes: int = 1000
@@ -107,9 +106,6 @@ class CrossEntropySmooth(_Loss):
             return functions.softmax_cross_entropy_with_logits(logits, labels, self.reduction)
         spread = self.smooth_factor * self.num_classes / (self.num_classes - 1)
         return functions.cross_entropy(logits, labels, self.reduction, label_smoothing=min(spread, 1.0))
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "reduction", "smooth_factor", "num_classes")
 
 
 class NLLLoss(_Loss):
@@ -148,15 +144,14 @@ class SoftmaxCrossEntropyExpand(TensorModule):
         sparse: labels are integers (n,); else probabilities (n, v), as in MindSpore's class of this name.
     """
 
+    _shown = {"sparse": ...}
+
     def __init__(self, sparse: bool = False) -> None:
         super().__init__()
         self.sparse = sparse
 
     def forward(self, logits: Any, labels: Any) -> Tensor:
         return functions.cross_entropy_expand(logits, labels, self.sparse)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "sparse")
 
 
 class MSELoss(_Loss):
@@ -198,15 +193,14 @@ class HuberLoss(_Loss):
         InputError: a bad setting; when called, ShapeError or DTypeError.
     """
 
+    _shown = {"reduction": ..., "delta": ...}
+
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(reduction)
         self.delta = Huber(reduction, delta).delta
 
     def forward(self, x: Any, target: Any) -> Tensor:
         return functions.huber_loss(x, target, self.reduction, self.delta)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "reduction", "delta")
 
 
 class SmoothL1Loss(_Loss):
@@ -220,15 +214,14 @@ class SmoothL1Loss(_Loss):
         InputError: a bad setting; when called, ShapeError or DTypeError.
     """
 
+    _shown = {"reduction": ..., "beta": ...}
+
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         super().__init__(reduction)
         self.beta = SmoothL1(reduction, beta).beta
 
     def forward(self, x: Any, target: Any) -> Tensor:
         return functions.smooth_l1_loss(x, target, self.reduction, self.beta)
-
-    def extra_repr(self) -> str:
-        return format_settings(self, "reduction", "beta")
 
 
 class BCELoss(_Loss):

@@ -42,6 +42,8 @@ class Module(ModuleTree):
     # Where a subclass calls members otherwise than its base: {"weight": "gamma"}. They are registered, listed and saved
     # under the new names only.
     _renamed: ClassVar[Mapping[str, str]] = {}
+    # Settings for `repr`, each with the value at which it is left out; with `...` it is always shown.
+    _shown: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self) -> None:
         # Bypass __setattr__, which reads these dicts.
@@ -373,7 +375,8 @@ class Module(ModuleTree):
 
     def extra_repr(self) -> str:
         """Return the settings for `repr`, such as "in_features=3, out_features=2"."""
-        return ""
+        shown = ((name, getattr(self, name)) for name in self._shown)
+        return ", ".join(f"{name}={value!r}" for name, value in shown if value != self._shown[name])
 
     def __repr__(self) -> str:
         extra, children = self.extra_repr(), self._modules.items()

@@ -15,7 +15,7 @@ from simparallel.autograd.tensor import as_tensor, common_device
 from simparallel.backend import fused, get_namespace
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn.layers import Affine, format_settings
+from simparallel.nn.layers import Affine
 from simparallel.nn.module import Module
 
 
@@ -53,6 +53,7 @@ class AbstractBatchNorm(Affine):
             if x is on another device than the running statistics.
     """
 
+    _shown = {"eps": ..., "momentum": ..., "affine": ..., "track_running_stats": ..., "group_size": None}
     _dims: tuple[int, ...] = ()
 
     def __init__(
@@ -148,8 +149,7 @@ class AbstractBatchNorm(Affine):
         return functions.batch_norm(x, *affine, mean=self.running_mean, var=self.running_var, eps=self.eps)
 
     def extra_repr(self) -> str:
-        settings = format_settings(self, "eps", "momentum", "affine", "track_running_stats", group_size=None)
-        return f"{self.num_features}, {settings}"
+        return f"{self.num_features}, {super().extra_repr()}"
 
 
 class BatchNorm1d(AbstractBatchNorm):
@@ -165,6 +165,7 @@ class BatchNorm2d(AbstractBatchNorm):
 class AbstractTailNorm(Affine):
     """Base of norms over the last dims of x."""
 
+    _shown = {"eps": ..., "elementwise_affine": ...}
     normalized_shape: tuple[int, ...]
 
     def _tail(self, x: Any) -> Tensor:
@@ -176,7 +177,7 @@ class AbstractTailNorm(Affine):
         return x
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, {format_settings(self, 'eps', 'elementwise_affine')}"
+        return f"{self.normalized_shape}, {super().extra_repr()}"
 
 
 class LayerNorm(AbstractTailNorm):

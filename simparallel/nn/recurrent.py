@@ -22,7 +22,7 @@ from simparallel.backend import get_namespace
 from simparallel.base.checks import check_integer
 from simparallel.base.dry_new import uninitialized
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn.layers import Dropout, check_floating, format_settings
+from simparallel.nn.layers import Dropout, check_floating
 from simparallel.nn.module import Module, Parameter
 
 # (h,), for an LSTM (h, c).
@@ -120,6 +120,8 @@ class AbstractLayers(AbstractRecurrent):
         InputError: a bad setting. When called, ShapeError for x or a state of another shape.
     """
 
+    _shown = {"num_layers": 1, "bias": True, "batch_first": False, "bidirectional": False, "nonlinearity": None}
+
     def __init__(
         self,
         input_size: int,
@@ -192,11 +194,8 @@ class AbstractLayers(AbstractRecurrent):
         return steps[::-1] if is_reverse else steps, state
 
     def extra_repr(self) -> str:
-        settings = format_settings(
-            self, num_layers=1, bias=True, batch_first=False, bidirectional=False, nonlinearity=None
-        )
         dropout = f"dropout={self.between.p}" if self.between.p else ""
-        return ", ".join(filter(None, (f"{self.input_size}, {self.hidden_size}", settings, dropout)))
+        return ", ".join(filter(None, (f"{self.input_size}, {self.hidden_size}", super().extra_repr(), dropout)))
 
 
 class RNN(AbstractLayers):

@@ -135,6 +135,8 @@ class AbstractTransformerLayer(Module):
         InputError: a bad setting. When called, ShapeError for inputs or masks of other shapes.
     """
 
+    _shown = {"batch_first": ..., "norm_first": ...}
+
     def __init__(
         self,
         d_model: int,
@@ -204,9 +206,6 @@ class AbstractTransformerLayer(Module):
             # (n, 1, 1, s): one mask for each sample, with all its heads and positions.
             masks.append(padding.reshape(*padding.shape[:-1], *(1,) * (x.ndim - 1), padding.shape[-1]))
         return attention(x, context, _together(masks, x.dtype))
-
-    def extra_repr(self) -> str:
-        return f"batch_first={self.batch_first}, norm_first={self.norm_first}"
 
 
 class TransformerEncoderLayer(AbstractTransformerLayer):
