@@ -63,12 +63,8 @@ class Curve:
         return fraction_a * (size / size_a) ** (log(fraction_b / fraction_a) / log(size_b / size_a))
 
 
-def _rate(rates: dict[int, float], itemsize: int) -> float:
-    # Small items run at least as fast as the next larger ones; sizes beyond the table take its last entry.
-    return rates[_entry(rates, itemsize)]
-
-
 def _entry(table: dict[int, float] | dict[int, Curve], itemsize: int) -> int:
+    # Small items run at least as fast as the next larger ones; sizes beyond the table take its last entry.
     larger = [size for size in table if size >= itemsize]
     return min(larger) if larger else max(table)
 
@@ -199,9 +195,8 @@ class DeviceSpec:
 
     def peak(self, itemsize: int, is_product: bool = True) -> float:
         """Return the peak [flop/s] for items of `itemsize` bytes, of matrix products or of other operations."""
-        return _rate(
-            self.peak_flops_per_s if is_product else self.vector_flops_per_s or self.peak_flops_per_s, itemsize
-        )
+        rates = self.peak_flops_per_s if is_product else self.vector_flops_per_s or self.peak_flops_per_s
+        return rates[_entry(rates, itemsize)]
 
     def time_ps(
         self,

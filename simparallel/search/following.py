@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 def data_parallel(space: Space) -> tuple[int, ...]:
     """Return the choices that semi-automatic mode makes without strategies: cut the batch, and follow."""
-    return _followed_by(space, {}, strategy.default)
+    return follow(space, {}, strategy.default)
 
 
-def follow(space: Space, given: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the given choices (op -> choice), and for all other ops those that follow from their inputs."""
-    return _followed_by(space, given, strategy.whole)
+def follow(space: Space, given: Mapping[int, int], start: Callable[..., Any] = strategy.whole) -> tuple[int, ...]:
+    """Return the given choices (op -> choice), and for all other ops those that follow from their inputs.
 
-
-def _followed_by(space: Space, given: Mapping[int, int], start: Callable[..., Any]) -> tuple[int, ...]:
+    Where no input of an op is cut, `start` gives its cuts.
+    """
     chosen: list[int] = []
     placed: dict[int, Layout | None] = {}
     for number, node in enumerate(space.graph.nodes):

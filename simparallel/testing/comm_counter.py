@@ -115,10 +115,8 @@ class CommCounter:
         ) -> None:
             if kind in _KINDS:
                 name = name.split()[0]
-                where = user_line()
-                self.calls.append(
-                    CountedCall(recorder.rank, name, size_bytes, sent_bytes, group, seq, stream, where, 0)
-                )
+                call = CountedCall(recorder.rank, name, size_bytes, sent_bytes, group, seq, stream, user_line(), 0)
+                self.calls.append(call)
             if before is not None:
                 before(name, kind, stream, size_bytes, sent_bytes, group, seq)
 

@@ -226,11 +226,9 @@ class _Planning(AbstractInterpreter):
     def _laid(self, x: Tensor) -> Tensor:
         """Return the tensor with its current placement: the first op that uses a parameter determines it."""
         place = self._places.get(id(x))
-        return (
-            x
-            if place is None
-            else Tensor._result(placeholder(place.local_shape, x.dtype), placement=place, interpreter=SHARDED)
-        )
+        if place is None:
+            return x
+        return Tensor._result(placeholder(place.local_shape, x.dtype), placement=place, interpreter=SHARDED)
 
     def _note(self, where: str, phase: str, exchanges: Sequence[OpCollective]) -> None:
         rows: list[Any] = self.rows if phase == "forward" else self._backward

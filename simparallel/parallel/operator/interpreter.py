@@ -98,14 +98,12 @@ class CompiledMove(Reversible):
         if not is_array(x):
             x = get_namespace(x).asarray(x)
         recorder = current_recorder()
-        # Without moves, no new array is made that would have to be recorded.
-        if recorder is None or not self._moves:
-            for move in self._moves:
-                x = move(x)
-            return x
-        start_ns = recorder.now_ns()
+        start_ns = 0 if recorder is None else recorder.now_ns()
         for move in self._moves:
             x = move(x)
+        # Without moves, no new array is made that would have to be recorded.
+        if recorder is None or not self._moves:
+            return x
         if self._is_shown:
             _show_copy(recorder, "Redistribute", phase, start_ns, x)
         recorder.memory.hold(x, ACTIVATIONS)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -31,19 +32,13 @@ class _JoinedRoots(Reversible):
         return self._gradients
 
 
-class _Needs(NamedTuple):
-    """The context of `_JoinedRoots`."""
-
-    needs: tuple[bool, ...]
-
-
 def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array]:
     """Return a root from which backward reaches all these tensors with their gradients, and the root's own gradient."""
     if len(ends) == 1:
         return ends[0]
     zero = xp.zeros((), np.float32)
     tensors, gradients = [x for x, _ in ends], [gradient for _, gradient in ends]
-    node = Node(_JoinedRoots(gradients), _Needs((True,) * len(ends)), tensors)  # type: ignore[arg-type]
+    node = Node(_JoinedRoots(gradients), SimpleNamespace(needs=(True,) * len(ends)), tensors)  # type: ignore[arg-type]
     return Tensor._result(zero, node if ends else None), zero
 
 
