@@ -140,7 +140,7 @@ class Communicator(Mailbox):
             x, or out; bitwise equal on all ranks.
 
         Collective: yes - every rank of the group, in the same order.
-        Cost: 2 (P-1)/P * x.nbytes [bytes] per rank; for others than "direct" and "ring", see `comm.algorithms`.
+        Cost: 2 (P-1)/P * x.nbytes [bytes] per rank; for others than "direct" and "ring", see `algorithms`.
 
         Raises:
             InputError, DTypeError: bad arguments; nothing was sent.

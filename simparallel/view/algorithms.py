@@ -30,7 +30,7 @@ def plot_algorithms(watched: Sequence[Watched]) -> Figure:
     is a chunk on its way, which is added or stored where it ends.
 
     Args:
-        watched: results of `comm.algorithms.watching.watch`.
+        watched: results of `algorithms.watching.watch`.
 
     Raises:
         InputError: nothing to draw.
@@ -72,7 +72,7 @@ def animate_algorithms(
     """Show collectives side by side on one clock: a step takes the latency of the link and the time of its bytes.
 
     Args:
-        watched: results of `comm.algorithms.watching.watch`.
+        watched: results of `algorithms.watching.watch`.
         link: the described link between any two ranks.
         size_bytes: size of the vector.
         seconds: length of the animation.
