@@ -20,11 +20,11 @@ class AlgorithmRecord(NamedTuple):
 
     Attributes:
         sent: for each collective what a rank sends, on two ranks or more; n is divisible by p and by its powers of two.
-        total: the sum of an all_reduce, from the vectors of eight ranks.
+        total: the sum of its all_reduce, if it has one, from the vectors of eight ranks.
     """
 
     sent: dict[str, Sent]
-    total: Callable[[Sequence[np.ndarray]], np.ndarray]
+    total: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
 
 
 def _children(p: int, number: int) -> int:

@@ -136,7 +136,7 @@ def test_every_number_of_a_preset_has_a_source(name):
     assert len(cluster.nodes) == 2
 
 
-@pytest.mark.parametrize("name", ["ascend910-8", "ascend910b-8", "dgx-a100", "dgx-h100", "h200-8"])
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.node_size == 8])
 @pytest.mark.parametrize("world_size", [1, 2, 8, 16, 64])
 def test_ranks_fill_nodes_of_eight(name, world_size):
     cluster = describe(world_size, name)
