@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,11 @@ def check_integer(who: str, name: str, value: Any, low: int = 0, error: type[Sim
     return int(value)
 
 
+def check_count(who: str, name: str, value: Any) -> int:
+    """Return `value` as an int. Raise InputError unless it is an integer of 1 or more."""
+    return check_integer(who, name, value, 1)
+
+
 def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
     """Raise InputError unless `value` is a real number with low <= value < below."""
     # The fast path: optimizers check in every step.
@@ -32,6 +37,12 @@ def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float
     if not is_number or not low <= value < below:
         kind = "a finite number" if below == math.inf else f"a number below {below:g}"
         raise InputError(f"{who}: {name}={value!r} must be {kind} and at least {low:g}.")
+
+
+def check_choice(who: str, name: str, value: Any, known: Collection[str]) -> None:
+    """Raise InputError unless `value` is one of the known names."""
+    if value not in known:
+        raise InputError(f"{who}: {name}={value!r}, choose from {', '.join(known)}.")
 
 
 def check_flags(who: str, group: Any, names: Iterable[str]) -> None:

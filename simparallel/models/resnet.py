@@ -7,7 +7,7 @@ from typing import Any
 
 from simparallel import nn
 from simparallel.autograd import Tensor
-from simparallel.errors import InputError
+from simparallel.base.checks import check_choice
 
 STEMS = ("imagenet", "cifar")
 
@@ -92,8 +92,7 @@ class ResNet(nn.Module):
         in_channels: int = 3,
     ) -> None:
         super().__init__()
-        if stem not in STEMS:
-            raise InputError(f"ResNet: stem={stem!r}, choose from {', '.join(STEMS)}.")
+        check_choice("ResNet", "stem", stem, STEMS)
         # With the large stem, images of 32 x 32 would shrink to one pixel in the last stage.
         is_small = stem == "cifar"
         self.conv1 = (

@@ -19,6 +19,7 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.functions import cast
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
+from simparallel.base.checks import check_choice
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.nn.module import Module
@@ -68,8 +69,7 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
         InputError: unknown level; a model that was changed in another way before, in whole or in part; parameters that
             are not float32 or, at O3, belong to a DistributedDataParallel.
     """
-    if level not in LEVELS:
-        raise InputError(f"auto_mixed_precision: level={level!r}, choose from {', '.join(LEVELS)}.")
+    check_choice("auto_mixed_precision", "level", level, LEVELS)
     if level == "O0":
         return model
     if level == "O1":

@@ -366,25 +366,40 @@ class TruncatedNormal(Initializer):
 
 
 @dataclass(frozen=True)
-class XavierUniform(Initializer):
+class AbstractGain(Initializer):
+    """Base of initializers with one setting, the gain."""
+
+    gain: float = 1.0
+
+
+class XavierUniform(AbstractGain):
     """As `xavier_uniform_`: "xavier_uniform" is `XavierUniform()`."""
 
     _fill = staticmethod(xavier_uniform_)
 
-    gain: float = 1.0
 
-
-@dataclass(frozen=True)
-class XavierNormal(Initializer):
+class XavierNormal(AbstractGain):
     """As `xavier_normal_`: "xavier_normal" is `XavierNormal()`."""
 
     _fill = staticmethod(xavier_normal_)
 
-    gain: float = 1.0
+
+class Orthogonal(AbstractGain):
+    """As `orthogonal_`: "orthogonal" is `Orthogonal()`."""
+
+    _fill = staticmethod(orthogonal_)
 
 
 @dataclass(frozen=True)
-class HeUniform(Initializer):
+class AbstractHe(Initializer):
+    """Base of `HeUniform` and `HeNormal`."""
+
+    negative_slope: float = 0.0
+    mode: str = "fan_in"
+    nonlinearity: str = "leaky_relu"
+
+
+class HeUniform(AbstractHe):
     """As `kaiming_uniform_`: "he_uniform" is `HeUniform()`.
 
     Args:
@@ -394,13 +409,8 @@ class HeUniform(Initializer):
 
     _fill = staticmethod(kaiming_uniform_)
 
-    negative_slope: float = 0.0
-    mode: str = "fan_in"
-    nonlinearity: str = "leaky_relu"
 
-
-@dataclass(frozen=True)
-class HeNormal(Initializer):
+class HeNormal(AbstractHe):
     """As `kaiming_normal_`: "he_normal" is `HeNormal()`.
 
     Args:
@@ -409,19 +419,6 @@ class HeNormal(Initializer):
     """
 
     _fill = staticmethod(kaiming_normal_)
-
-    negative_slope: float = 0.0
-    mode: str = "fan_in"
-    nonlinearity: str = "leaky_relu"
-
-
-@dataclass(frozen=True)
-class Orthogonal(Initializer):
-    """As `orthogonal_`: "orthogonal" is `Orthogonal()`."""
-
-    _fill = staticmethod(orthogonal_)
-
-    gain: float = 1.0
 
 
 _NAMED = {

@@ -19,9 +19,9 @@ import simparallel.nn.init as init
 from simparallel.autograd import Tensor, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_choice, check_integer
 from simparallel.base.dry_new import uninitialized
-from simparallel.errors import InputError, ShapeError
+from simparallel.errors import ShapeError
 from simparallel.nn.layers import Dropout, check_floating
 from simparallel.nn.module import Module, Parameter
 
@@ -46,8 +46,8 @@ class AbstractRecurrent(Module):
         self.hidden_size = check_integer(type(self).__name__, "hidden_size", hidden_size, 1)
         self.bias = bool(bias)
         self._dtype = check_floating(self, dtype)
-        if nonlinearity not in (None, "tanh", "relu"):
-            raise InputError(f"{type(self).__name__}: nonlinearity={nonlinearity!r}, choose from tanh, relu.")
+        if nonlinearity is not None:
+            check_choice(type(self).__name__, "nonlinearity", nonlinearity, ("tanh", "relu"))
         self.nonlinearity = nonlinearity
 
     def _add_weights(self, input_size: int, suffix: str) -> None:

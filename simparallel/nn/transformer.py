@@ -14,7 +14,7 @@ import simparallel.nn.init as init
 from simparallel.autograd import Tensor, functions, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_choice, check_integer
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn.containers import ModuleList
 from simparallel.nn.layers import Dropout, Linear
@@ -151,9 +151,8 @@ class AbstractTransformerLayer(Module):
         dtype: Any = np.float32,
     ) -> None:
         super().__init__()
-        who = type(self).__name__
-        if not callable(activation) and activation not in _ACTIVATIONS:
-            raise InputError(f"{who}: activation={activation!r}, choose from {', '.join(_ACTIVATIONS)}.")
+        if not callable(activation):
+            check_choice(type(self).__name__, "activation", activation, _ACTIVATIONS)
         self.activation = activation if callable(activation) else _ACTIVATIONS[activation]
         self.batch_first, self.norm_first = bool(batch_first), bool(norm_first)
         self.self_attn = MultiheadAttention(d_model, nhead, bias, dropout, dtype=dtype)

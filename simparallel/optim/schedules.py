@@ -7,13 +7,13 @@ A schedule is given to an optimizer (`SGD(params, lr=Cosine(0.1, 1000))`), expan
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_count, check_integer, check_number
 from simparallel.errors import InputError
 
 Rate = Callable[[int], float]
@@ -22,6 +22,8 @@ Rate = Callable[[int], float]
 class Schedule:
     """Base of schedules: a subclass defines `__call__`, the rate of a step."""
 
+    _checks: ClassVar[Mapping[str, Callable[[str, str, Any], Any]]] = {}
+
     def __call__(self, step: int) -> float:
         raise TypeError(f"{type(self).__name__} does not define __call__")
 
@@ -29,22 +31,18 @@ class Schedule:
         """Return the rates of steps 0 … num_steps-1."""
         return [self(step) for step in range(num_steps)]
 
-    def _check_rates(self, *names: str) -> None:
-        for name in names:
-            check_number(type(self).__name__, name, getattr(self, name))
-
-    def _check_steps(self, name: str, low: int) -> None:
-        check_integer(type(self).__name__, name, getattr(self, name), low)
+    def __post_init__(self) -> None:
+        for name, check in self._checks.items():
+            check(type(self).__name__, name, getattr(self, name))
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
     """lr(t) = lr"""
 
-    lr: float
+    _checks = {"lr": check_number}
 
-    def __post_init__(self) -> None:
-        self._check_rates("lr")
+    lr: float
 
     def __call__(self, step: int) -> float:
         return float(self.lr)
@@ -63,13 +61,11 @@ class StepDecay(Schedule):
         InputError: a setting out of range, as in all schedules.
     """
 
+    _checks = {"lr": check_number, "gamma": check_number, "step_size": check_count}
+
     lr: float
     step_size: int
     gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        self._check_rates("lr", "gamma")
-        self._check_steps("step_size", 1)
 
     def __call__(self, step: int) -> float:
         return float(self.lr * self.gamma ** (step // self.step_size))
@@ -91,6 +87,11 @@ class Warmup(Schedule):
         end: the rate of step `total_steps` and later.
     """
 
+    _checks = {
+        **dict.fromkeys(("lr", "start", "end"), check_number), "total_steps": check_count,
+        "warmup_steps": check_integer,
+    }  # fmt: skip
+
     lr: float
     total_steps: int
     warmup_steps: int = 0
@@ -98,9 +99,7 @@ class Warmup(Schedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check_rates("lr", "start", "end")
-        self._check_steps("total_steps", 1)
-        self._check_steps("warmup_steps", 0)
+        super().__post_init__()
         if self.warmup_steps > self.total_steps:
             raise InputError(
                 f"{type(self).__name__}: warmup_steps={self.warmup_steps} is more than "
@@ -146,13 +145,11 @@ class Cosine(Schedule):
         eta_min: the last rate, 0 or more.
     """
 
+    _checks = {"lr": check_number, "eta_min": check_number, "total_steps": check_count}
+
     lr: float
     total_steps: int
     eta_min: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._check_rates("lr", "eta_min")
-        self._check_steps("total_steps", 1)
 
     def __call__(self, step: int) -> float:
         over = min(1.0, step / self.total_steps)

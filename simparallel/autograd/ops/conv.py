@@ -17,7 +17,7 @@ from simparallel.autograd.ops.matmul import AbstractProduct
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_choice, check_integer
 from simparallel.errors import InputError, ShapeError
 
 METHODS = ("auto", "direct", "winograd")
@@ -69,8 +69,7 @@ class Conv2d(AbstractProduct):
         if isinstance(padding, str) and padding not in ("same", "valid"):
             raise InputError(f"Conv2d: padding={padding!r} must be 'same', 'valid', an integer or a pair.")
         self.padding = padding if isinstance(padding, str) else as_pair("Conv2d", "padding", padding, 0)
-        if method not in METHODS:
-            raise InputError(f"Conv2d: method={method!r}, choose from {', '.join(METHODS)}.")
+        check_choice("Conv2d", "method", method, METHODS)
         self.groups, self.method = check_integer("Conv2d", "groups", groups, 1), method
 
     def windows(self, x: tuple[int, ...], w: tuple[int, ...], *b: tuple[int, ...]) -> Windows:

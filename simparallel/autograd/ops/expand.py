@@ -12,7 +12,8 @@ from simparallel.autograd.ops.promotion import spread
 from simparallel.autograd.ops.shape import AbstractView
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
-from simparallel.errors import InputError, ShapeError
+from simparallel.base.checks import check_choice
+from simparallel.errors import ShapeError
 from simparallel.layout.rule import dim_names
 
 
@@ -282,8 +283,7 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) 
     # Earlier versions took `value` in this position.
     if isinstance(mode, (int, float)):
         mode, value = "constant", mode
-    if mode not in _PADDING:
-        raise InputError(f"pad: mode={mode!r}, choose from {', '.join(_PADDING)}.")
+    check_choice("pad", "mode", mode, _PADDING)
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ShapeError(f"pad: {list(pad)} must hold a pair for each of at most {x.ndim} dims.")
     widths = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]

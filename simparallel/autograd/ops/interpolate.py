@@ -10,6 +10,7 @@ import numpy as np
 from simparallel.autograd.methods import function
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import get_namespace, to_device_like
+from simparallel.base.checks import check_choice
 from simparallel.errors import DTypeError, InputError, ShapeError
 
 _MODES = {"nearest": (3, 4, 5), "linear": (3,), "bilinear": (4,)}
@@ -78,8 +79,7 @@ def check_settings(
     Raises:
         InputError: see `interpolate`.
     """
-    if mode not in _MODES:
-        raise InputError(f"{who}: mode={mode!r}, choose from {', '.join(_MODES)}.")
+    check_choice(who, "mode", mode, _MODES)
     if (size is None) == (scale_factor is None):
         raise InputError(f"{who}: give either size or scale_factor.")
     if align_corners and mode == "nearest":

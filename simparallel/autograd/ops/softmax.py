@@ -10,7 +10,8 @@ from typing import Any
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, check_float, instance, normalize_dims
+from simparallel.autograd.op import Context, Plan, Spec, Work, as_int, check_float, instance
+from simparallel.autograd.ops.along import AbstractAlong
 from simparallel.autograd.ops.promotion import at_least_1d
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, fused, reusable
@@ -18,7 +19,7 @@ from simparallel.errors import ShapeError
 from simparallel.layout.rule import dim_names
 
 
-class AbstractSoftmax(Op):
+class AbstractSoftmax(AbstractAlong):
     """A softmax along one dim.
 
     Args:
@@ -26,16 +27,10 @@ class AbstractSoftmax(Op):
     """
 
     def __init__(self, dim: int = -1) -> None:
-        self.dim = as_int(f"{self.name}: dim", dim)
-
-    def _axis(self, ndim: int) -> int:
-        return normalize_dims(self.dim, ndim)[0]
+        super().__init__(dim)
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
-        names = dim_names(len(shape))
-        axis = self._axis(len(shape))
-        left = [f"[{name}]" if i == axis else name for i, name in enumerate(names)]
-        return f"{' '.join(left)} -> {' '.join(names)}"
+        return f"{' '.join(self._names(shape, '[{}]'))} -> {' '.join(dim_names(len(shape)))}"
 
     def infer(self, x: Spec) -> Spec:
         check_float(x=x)

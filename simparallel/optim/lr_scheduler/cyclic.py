@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.errors import InputError
 from simparallel.optim.lr_scheduler.base import LRScheduler
 from simparallel.optim.optimizer import Optimizer
@@ -93,12 +93,8 @@ class CyclicLR(MomentumScheduler):
         check_number(self._name, "gamma", gamma)
         self.step_size_up = step_size_up
         self.step_size_down = step_size_up if step_size_down is None else step_size_down
-        for name, value, known in (
-            ("mode", mode, ("triangular", "triangular2", "exp_range")),
-            ("scale_mode", scale_mode, ("cycle", "iterations")),
-        ):
-            if value not in known:
-                raise InputError(f"{self._name}: {name}={value!r}, choose from {', '.join(known)}.")
+        check_choice(self._name, "mode", mode, ("triangular", "triangular2", "exp_range"))
+        check_choice(self._name, "scale_mode", scale_mode, ("cycle", "iterations"))
         self.mode, self.gamma, self.scale_mode = mode, gamma, scale_mode
         self._scale_fn = scale_fn
         lowest = self._numbers("base_lr", base_lr, optimizer)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from functools import partial
 
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_count, check_integer, check_number
 from simparallel.errors import InputError
 from simparallel.optim.lr_scheduler.base import LRScheduler
 from simparallel.optim.optimizer import Optimizer
-
-check_count = partial(check_integer, low=1)
 
 
 def check_each(who: str, name: str, values: Iterable[int]) -> None:
