@@ -218,18 +218,8 @@ class Training:
         # After the last step only the end of the epoch (evaluation, hooks) is left to do.
         self.step_in_epoch = self.steps_per_epoch if done == steps else done
         self.params.cur_step_num = state_dict["step"]
-        data = state_dict["data"]
-        if not isinstance(data, Mapping):
-            # An older checkpoint, without the number of batches.
-            size = self.stream.size if self.is_sink else steps
-            data = {"epoch": data[0], "offset": data[1], "num_batches": size}
-        self.stream.load_state_dict(data)
+        self.stream.load_state_dict(state_dict["data"])
         self.losses[:] = self._own_losses(state_dict["losses"])
-        # Older checkpoints hold the callbacks' states here.
-        older = state_dict.get("callbacks", {})
-        for name, callback in self._named_callbacks().items():
-            if name in older:
-                callback.load_state_dict(older[name])
 
     def _losses_of_all(self) -> np.ndarray | TensorSlice:
         """Return a tensor with a row for each rank of the training; this rank contributes its own."""
@@ -244,9 +234,6 @@ class Training:
         if isinstance(saved, TensorSlice):
             # Our own state_dict(), in a roll-back.
             saved = saved.array[0]
-        if saved.ndim == 1:
-            # An older checkpoint, with a state for each rank.
-            return saved
         group = self.saving_group
         rank, size = (get_rank(group), get_world_size(group)) if self.is_parallel else (0, 1)
         return saved[rank] if len(saved) == size else saved.mean(0)

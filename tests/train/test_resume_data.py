@@ -11,8 +11,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel import nn, optim
 from simparallel.errors import CheckpointError
-from simparallel.train import CheckpointConfig, CheckpointManager, Model, ModelCheckpoint
-from simparallel.train.loop import Training
+from simparallel.train import CheckpointConfig, Model, ModelCheckpoint
 
 SAMPLES = 24
 NUMBERS = np.arange(SAMPLES, dtype=np.float32)[:, None]
@@ -161,26 +160,3 @@ def test_saved_seed_applies_to_equal_sizes_only(tmp_path, now):
     seed = 1 if "samples" in now else 8
     whole = train(tmp_path / "whole", numbers(seed=seed, **now), 2).steps
     assert more.steps == whole[len(whole) // 2 :]
-
-
-@pytest.mark.parametrize("interrupt", [4, 6])
-@pytest.mark.parametrize("sink_size", [None, 2])
-def test_old_checkpoint_without_data_resumes(tmp_path, monkeypatch, interrupt, sink_size):
-    """The older format: a position in the data, and the callbacks inside the training's state."""
-    sink = {} if sink_size is None else {"dataset_sink_mode": True, "sink_size": sink_size}
-    whole = train(tmp_path / "whole", numbers(), 6, **sink)
-    new, save = Training.state_dict, CheckpointManager.save
-
-    def older(self: Training) -> dict[str, Any]:
-        state = new(self)
-        callbacks = {name: callback.state_dict() for name, callback in self._named_callbacks().items()}
-        return {**state, "data": [self.stream.epoch, self.stream.offset], "callbacks": callbacks}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "state_dict", older)
-        patch.setattr(CheckpointManager, "save", lambda self, step, own, **more: save(self, step, **more))
-        train(tmp_path / "part", numbers(), 6, interrupt, **sink)
-    more = train(tmp_path / "part", numbers(), 6, resume=True, **sink)
-
-    assert more.steps == whole.steps[-len(more.steps) :]
-    assert more.history.epoch == whole.history.epoch
