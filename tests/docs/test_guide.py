@@ -17,10 +17,12 @@ PAGES = [*sorted({*DOCS.glob("*.md")} - {*FIRST_PAGES}), ROOT / "CONTRIBUTING.md
 LINKING = [*PAGES, *FIRST_PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
 # A block of Python, and the output where a block without a language follows.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+# `test_recipes.py` follows these blocks, which belong into files.
+RECIPES = re.compile(r"^## How to add an algorithm.*?(?=^## )", re.DOTALL | re.MULTILINE)
 BLOCKS = [
     pytest.param(code, output, id=f"{page.stem}-{number}")
     for page in PAGES
-    for number, (code, output) in enumerate(BLOCK.findall(page.read_text()), 1)
+    for number, (code, output) in enumerate(BLOCK.findall(RECIPES.sub("", page.read_text())), 1)
 ]
 
 
