@@ -4,6 +4,6 @@
 `source`, and give your function to `zoo.check`.
 """
 
-from simparallel.course.zoo import Finding, WrongProgram, check, get, names, table
+from simparallel.course.zoo import Finding, WrongProgram, check, get, given, names, table
 
-__all__ = ["Finding", "WrongProgram", "check", "get", "names", "table"]
+__all__ = ["Finding", "WrongProgram", "check", "get", "given", "names", "table"]

@@ -21,10 +21,10 @@ FENCE = "`" * 3
 # Pages of the names directly in `sp`: title, and the rooms of the package that define them.
 TOPICS = {
     "running": ("Ranks and runs", {"runtime", "world"}),
-    "collectives": ("Collectives and messages", {"base", "collectives", "comm"}),
+    "collectives": ("Collectives and messages", {"algorithms", "base", "collectives", "comm"}),
     "tensors": ("Tensors and gradients", {"autograd", "backend", "nn"}),
     "cutting": ("Layouts, cuts and plans", {"layout", "parallel", "search"}),
-    "hardware": ("Hardware, predictions and traces", {"hardware", "simulate", "trace"}),
+    "hardware": ("Hardware, predictions and traces", {"machine", "clock", "predict", "simulate", "trace"}),
     "training": ("Training and checkpoints", {"train"}),
 }
 OPS = "simparallel.autograd.ops."

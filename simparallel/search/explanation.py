@@ -70,6 +70,11 @@ class Explanation:
     def chosen(self) -> Option:
         return self.options[0]
 
+    @property
+    def second(self) -> Option | None:
+        """The best alternative; None if there is none."""
+        return self.options[1] if len(self.options) > 1 else None
+
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [
             ("", "strategy", "cost", "compute", "exchanges", "sums of gradients", "redistributions")

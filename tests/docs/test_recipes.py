@@ -20,6 +20,9 @@ SECTION = TEXT.partition("## How to add an algorithm, a schedule, a preset")[2].
 # The name of what is added -> its part of the section.
 RECIPES = {part.partition("**")[0]: part for part in SECTION.split("\n**")[1:]}
 
+# The number of the example may be taken by now.
+NEXT_NUMBER = len(names())
+
 pytestmark = pytest.mark.documents
 
 
@@ -50,8 +53,7 @@ def test_recipe_works_as_written(name: str, tmp_path: Path) -> None:
     block = re.compile(r"`((?:simparallel|tests)/[\w/]+\.py)`.*?^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
     (code_file, code), (record_file, record) = block.findall(RECIPES[name])
     with tmp_path.joinpath(code_file).open("a") as file:
-        # The number of the example may be taken by now.
-        file.write("\n\n" + code.replace("number=5)", f"number={len(names())})"))
+        file.write("\n\n" + code.replace("number=5)", f"number={NEXT_NUMBER})"))
     without = run(command, tmp_path, "-k", "has_a_record")
     assert "1 failed" in without.stdout, without.stdout
     with tmp_path.joinpath(record_file).open("a") as file:
