@@ -11,7 +11,7 @@ of scatter, one rank's input of all_to_all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -117,9 +117,9 @@ def find(algorithm: str, op: str) -> Function:
     return _BY_NAME[algorithm].functions[op]
 
 
-def priced(algorithm: str) -> tuple[str, ...]:
+def priced(algorithm: str) -> Collection[str]:
     """Return the collectives that have a price by this algorithm; none if there is no such algorithm."""
-    return tuple(sorted(_BY_NAME[algorithm].prices)) if algorithm in _BY_NAME else ()
+    return _BY_NAME[algorithm].prices.keys() if algorithm in _BY_NAME else ()
 
 
 @lru_cache(maxsize=4096)

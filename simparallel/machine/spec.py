@@ -497,11 +497,12 @@ class ClusterSpec:
             ClusterError: no model for `op` by `algorithm`, a rank that does not exist, or a group that the rules
                 refuse.
         """
-        if algorithm not in names():
+        known = priced(algorithm)
+        if not known:
             raise ClusterError(f"no cost model for algorithm {algorithm!r}; known: {', '.join(names())}.")
-        if op not in priced(algorithm):
-            known = ", ".join(priced(algorithm))
-            raise ClusterError(f"no cost model for collective {op!r} by {algorithm}; known: {known}.")
+        if op not in known:
+            listed = ", ".join(sorted(known))
+            raise ClusterError(f"no cost model for collective {op!r} by {algorithm}; known: {listed}.")
         self.check_group(ranks)
         # Formulas count ranks from the root on.
         num_ranks = len(ranks)
