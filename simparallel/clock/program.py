@@ -11,7 +11,7 @@ Two kinds of action need a word more. A message begins when its sender is ready,
 issued; a receive ends when the message has arrived, but not before it was issued, and does not wait for its stream.
 A wait is an action of the compute stream that takes no time.
 
-Programs are data: they have durations and no times. `algebra.solve` and `events.simulate` find the times.
+Programs are data: they have durations and no times. `solver.solve` finds the times.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from simparallel.base.html import table
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.clock.events import Interference
 from simparallel.clock.recorder import Event
 from simparallel.clock.recording import join
+from simparallel.clock.shared_links import Interference
 from simparallel.comm.dry.folding import alike
 from simparallel.errors import InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, DeviceSpec, LinkSpec
-from simparallel.predict.programs import ProgramRecorder, WorkRecorder, contended, critical_events
+from simparallel.predict.programs import ProgramRecorder, WorkRecorder, contended
 from simparallel.runtime.reports import Outcome
 from simparallel.trace import Trace
 
@@ -232,10 +232,10 @@ class Prediction:
         return self._again(replace(spec, **{name: value for name, value in given.items() if value is not None}))
 
     def contended(self, compute: float = 1.0, communication: float = 1.0) -> Trace:
-        """Return the trace with links shared by groups that communicate at once, by the event engine.
+        """Return the trace with links shared by groups that communicate at once.
 
         The prediction itself times each collective as if it were alone. Here transfers that meet on a link share it,
-        max-min fair (see `simulate.events`).
+        max-min fair, as in the fluid model of SimGrid (Casanova et al. 2014).
 
         Args:
             compute: factor on the time of work while its rank communicates; Galvatron assumes 1.3.
@@ -249,14 +249,8 @@ class Prediction:
         return Trace(chain.from_iterable(found.values()), self.cluster, name="prediction, links shared")
 
     def critical_path(self) -> list[Event]:
-        """Return the events of which the makespan consists, in order.
-
-        The program is faster only if one of them is shorter.
-
-        Raises:
-            InputError: as `contended`.
-        """
-        return critical_events(self._all_recorders("critical_path"))
+        """Return the events that the makespan consists of, in order; see `Trace.critical_path`."""
+        return self.trace.critical_path()
 
     def _all_recorders(self, who: str) -> list[ProgramRecorder]:
         found = [self._recorders.get(rank) for rank in range(self.world_size)]

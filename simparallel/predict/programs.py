@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.clock.algebra import solve
-from simparallel.clock.critical_path import critical_path
-from simparallel.clock.events import Interference, simulate
 from simparallel.clock.program import COLLECTIVE, RECEIVE, SEND, Communication, RankProgram
 from simparallel.clock.recorder import Event
-from simparallel.clock.task_graph import TaskGraph, task_graph
+from simparallel.clock.shared_links import Interference
+from simparallel.clock.solver import solve
+from simparallel.clock.task_graph import ProgramGraph, Times
 from simparallel.clock.two_clocks import TwoClockRecorder
 from simparallel.errors import InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
@@ -122,7 +121,7 @@ def _flow(links: Sequence[Any], duration_ps: int) -> int:
     return int(min(link.capacity_bytes_per_s / link.share for link in links) * duration_ps / PS_PER_S)
 
 
-def graph_of(recorders: Sequence[ProgramRecorder]) -> TaskGraph:
+def graph_of(recorders: Sequence[ProgramRecorder]) -> ProgramGraph:
     """Return the task graph of all ranks.
 
     Raises:
@@ -130,13 +129,8 @@ def graph_of(recorders: Sequence[ProgramRecorder]) -> TaskGraph:
     """
     for recorder in recorders:
         if recorder.gap:
-            raise InputError(f"rank {recorder.rank}: {recorder.gap}, which the engines do not time anew.")
-    place = {recorder.rank: i for i, recorder in enumerate(recorders)}
-    actions = (action for recorder in recorders for action in recorder.program.actions)
-    # The key of a group: its stream, and its ranks.
-    keys: set[Any] = {action.call.group for action in actions if action.call and action.call.kind == COLLECTIVE}
-    groups = {key: [place[rank] for rank in key[1]] for key in keys}
-    return task_graph([recorder.program for recorder in recorders], groups)
+            raise InputError(f"rank {recorder.rank}: {recorder.gap}, which cannot be timed anew.")
+    return ProgramGraph([recorder.program for recorder in recorders])
 
 
 def contended(
@@ -154,8 +148,7 @@ def contended(
         for call in (action.call for action in recorder.program.actions)
         if call is not None and call.kind != RECEIVE
     }
-    times = simulate(graph, links=links, interference=interference)
-    return retimed(recorders, graph, times.starts, times.ends)
+    return retimed(recorders, graph, solve(graph, links=links, interference=interference))
 
 
 def _links(cluster: ClusterSpec, call: Communication) -> Sequence[Any]:
@@ -164,28 +157,14 @@ def _links(cluster: ClusterSpec, call: Communication) -> Sequence[Any]:
     return cluster.links_of(call.group[1])  # type: ignore[index]
 
 
-def retimed(recorders: Sequence[ProgramRecorder], graph: TaskGraph, starts: Any, ends: Any) -> dict[int, list[Event]]:
+def retimed(recorders: Sequence[ProgramRecorder], graph: ProgramGraph, times: Times) -> dict[int, list[Event]]:
     """Return rank -> its events at these times; marks of the program are left out."""
-    found = {}
+    found, starts, ends = {}, graph.shown(times), times.ends
     for recorder, tasks in zip(recorders, graph.tasks, strict=True):
-        of_row: Mapping[int, int] = {row: int(tasks[number]) for row, number in recorder.places.items()}
+        of_row = {row: tasks[number] for row, number in recorder.places.items()}
         found[recorder.rank] = [
-            event._replace(sim_start_ps=int(starts[of_row[row]]), sim_end_ps=int(ends[of_row[row]]))
+            event._replace(sim_start_ps=starts[of_row[row]], sim_end_ps=ends[of_row[row]])
             for row, event in enumerate(recorder.events)
             if row in of_row
         ]
     return found
-
-
-def critical_events(recorders: Sequence[ProgramRecorder]) -> list[Event]:
-    """Return the events of which the makespan consists, in order: each begins when the one before it ends.
-
-    Raises:
-        InputError: a program is not whole.
-    """
-    graph = graph_of(recorders)
-    rows = [{number: row for row, number in recorder.places.items()} for recorder in recorders]
-    events = [recorder.events for recorder in recorders]
-    parts = [graph.first[task] for task in critical_path(graph, solve(graph))]
-    # Waits are actions, too, and take no time.
-    return [events[program][rows[program][number]] for program, number in parts if number in rows[program]]

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simparallel.base.files import parse_json
+from simparallel.clock.critical_path import communications
 from simparallel.clock.recorder import Event, lane_names
 from simparallel.clock.recording import Totals
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.machine.description import from_plain, plain
-from simparallel.trace.links import communications
 
 FORMAT = "simparallel-trace-1"
 CLOCKS = ("sim", "wall")

@@ -15,12 +15,12 @@ from typing import Any
 
 from simparallel.base.html import shown
 from simparallel.base.units import format_seconds
+from simparallel.clock.critical_path import communications, critical_path
 from simparallel.clock.memory import CATEGORIES
 from simparallel.clock.recorder import COMPUTE, Event, lane_names
 from simparallel.clock.recording import Totals
 from simparallel.machine.cluster import PS_PER_S
 from simparallel.trace import metrics
-from simparallel.trace.links import communications, critical_path
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("model.js", "picture.js", "controls.js")

@@ -13,12 +13,13 @@ from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
 from simparallel.base.names import printable
 from simparallel.base.units import format_number_of, format_numbers, format_seconds
+from simparallel.clock.critical_path import critical_path
 from simparallel.clock.recorder import KINDS, Event, current_recorder, stream_order
 from simparallel.clock.recording import Totals, join, timer_of
 from simparallel.errors import InputError
 from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec
-from simparallel.trace import chrome, html as page, links, matrix, metrics
+from simparallel.trace import chrome, html as page, matrix, metrics
 from simparallel.trace.export import FORMATS, PER_RANK, table
 
 if TYPE_CHECKING:
@@ -356,7 +357,7 @@ class Trace:
 
         Cost: about 5 us an event.
         """
-        return [self.events[index] for index in links.critical_path(self.events)]
+        return [self.events[index] for index in critical_path(self.events)]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:

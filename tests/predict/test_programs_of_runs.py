@@ -12,8 +12,7 @@ from refusals import refused
 from test_folding import data_parallel, sharded
 
 import simparallel as sp
-from simparallel.clock.algebra import solve
-from simparallel.clock.events import simulate
+from simparallel.clock.solver import solve
 from simparallel.errors import InputError
 from simparallel.machine.cluster import describe
 from simparallel.predict.prediction import Prediction
@@ -40,37 +39,38 @@ PROGRAMS = {
 }
 
 
-def check_engines(prediction: Prediction) -> None:
+def check_solver(prediction: Prediction) -> None:
     """Assert that both engines give every event the time that the recorder gave it."""
     recorders = [prediction._recorders[rank] for rank in range(prediction.world_size)]
     graph = graph_of(recorders)
-    for times in (solve(graph), simulate(graph)):
-        for rank, events in retimed(recorders, graph, times.starts, times.ends).items():
-            assert events == [event for event in recorders[rank].events if event.kind != "range"]
-    assert int(solve(graph).makespan_ps) == round(prediction.makespan_s * 10**12)
+    times = solve(graph)
+    assert solve(graph, links={}) == times
+    for rank, events in retimed(recorders, graph, times).items():
+        assert events == [event for event in recorders[rank].events if event.kind != "range"]
+    assert times.makespan == round(prediction.makespan_s * 10**12)
     path = prediction.critical_path()
     for before, after in pairwise(path):
         assert before.sim_end_ps <= after.sim_end_ps
-    assert [path[0].sim_start_ps, path[-1].sim_end_ps] == [0, int(solve(graph).makespan_ps)]
+    assert [path[0].sim_start_ps, path[-1].sim_end_ps] == [0, times.makespan]
     # A receive is shown from the start of its message, which is on the path, too.
     spent = sum(event.sim_end_ps - event.sim_start_ps for event in path if event.name != "recv")
-    assert spent == int(solve(graph).makespan_ps)
+    assert spent == times.makespan
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 @settings(max_examples=8)
 @given(data=st.data())
-def test_engines_give_the_times_of_the_run(name: str, data: Any) -> None:
+def test_solver_gives_the_times_of_the_run(name: str, data: Any) -> None:
     program, arguments = PROGRAMS[name]
     world_size = data.draw(st.integers(1, 4))
-    check_engines(sp.dry_run(program, data.draw(arguments), world_size=world_size, fold=False))
+    check_solver(sp.dry_run(program, data.draw(arguments), world_size=world_size, fold=False))
 
 
 @settings(max_examples=6)
 @given(dp=st.sampled_from((1, 2, 3)), tp=st.sampled_from((2, 4)), hidden=st.integers(1, 9))
-def test_engines_time_sharded_programs(dp: int, tp: int, hidden: int) -> None:
+def test_solver_times_sharded_programs(dp: int, tp: int, hidden: int) -> None:
     prediction = sp.dry_run(sharded, (dp, tp, 4, hidden), world_size=dp * tp, nodes=dp, fold=False)
-    check_engines(prediction)
+    check_solver(prediction)
     assert prediction.contended().makespan_s >= prediction.makespan_s
 
 

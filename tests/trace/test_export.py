@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from refusals import refused
-from test_links import exchange
+from test_critical_path import exchange
 from test_trace import small_trace, traces
 
 import simparallel as sp

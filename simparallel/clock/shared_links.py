@@ -1,8 +1,8 @@
-"""The event engine: times where transfers share links, and where computing and communicating slow each other.
+"""The rule of time where transfers share links, and where computing and communicating slow each other.
 
-A task starts once all tasks before it have ended. What runs has work left, in picoseconds at full speed, and a speed of
-at most 1; whenever a task starts or ends, the speeds of those that it meets are found anew. Where nothing is shared all
-speeds are 1, and every time equals that of `algebra.solve`, to the picosecond.
+What runs has work left, in picoseconds at full speed, and a speed of at most 1; whenever a task starts or ends, the
+speeds of those that it meets are found anew. Where nothing is shared all speeds are 1, and every time is that without
+sharing, to the picosecond.
 
 Links are shared as by the fluid model of SimGrid (Casanova et al. 2014): speeds are max-min fair, which means that a
 transfer can only get more of a link from one that has no more. Its latency is paid before a transfer uses links.
@@ -16,15 +16,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
-from simparallel.clock.algebra import checked
 from simparallel.clock.recorder import COMPUTE
-from simparallel.clock.task_graph import TaskGraph, Times
+from simparallel.clock.task_graph import ProgramGraph, Times
 from simparallel.errors import InputError
 from simparallel.machine.cluster import picoseconds
 
@@ -101,56 +97,6 @@ def fair_speeds(transfers: tuple[LinkTransfer, ...]) -> tuple[float, ...]:
     return tuple(speeds)
 
 
-def simulate(
-    graph: TaskGraph,
-    durations: np.ndarray | None = None,
-    clocks: np.ndarray | None = None,
-    *,
-    links: Mapping[Hashable, Links] | None = None,
-    interference: Interference = NONE,
-) -> Times:
-    """Return the times of all tasks, and the loads of the links.
-
-    Args:
-        graph: the tasks.
-        durations: durations at full speed [ps], integers, shape (tasks,); None for the graph's own.
-        clocks: when each stream is free at the beginning [ps], integers, shape (streams,); None for 0.
-        links: group -> the links that its communications share with those of other groups; a link has the same capacity
-            everywhere. A communication on its own takes its duration, or longer if a link cannot carry its bytes in it.
-        interference: factors for computing and communicating at once.
-
-    Raises:
-        InputError: a wrong shape or dtype, a factor below 1, a share below 0, or a capacity that is not positive or
-            differs between groups.
-
-    Cost: about 5 us a task; 30 us more for one that meets others on a link.
-    """
-    durations, clocks = checked(graph, durations, clocks)
-    for name, array in (("durations", durations), ("clocks", clocks)):
-        if array.ndim != 1:
-            raise InputError(f"{name} of shape {array.shape}: events have one candidate; `algebra.solve` takes many.")
-    if not all(1 <= factor < math.inf for factor in interference):
-        raise InputError(f"{interference}: these factors on times must be finite and 1 or more.")
-    return _Simulation(graph, durations.tolist(), clocks.tolist(), _checked_links(links or {}), interference).run()
-
-
-def _checked_links(links: Mapping[Hashable, Links]) -> Mapping[Hashable, Links]:
-    known: dict[Hashable, float] = {}
-    for group, used in links.items():
-        for link, (capacity, share) in used.items():
-            if not (0 < capacity < math.inf and 0 <= share < math.inf):
-                raise InputError(
-                    f"link {link!r} of group {group!r}: capacity {capacity!r} bytes/s and share {share!r} must be "
-                    "finite, the capacity above 0 and the share 0 or more."
-                )
-            if known.setdefault(link, capacity) != capacity:
-                raise InputError(
-                    f"link {link!r}: capacity {capacity!r} bytes/s for group {group!r}, and {known[link]!r} for "
-                    "another one; a link has one capacity."
-                )
-    return links
-
-
 class _Running:
     """A task in progress: work left [ps at full speed], and its speed since a time [ps]."""
 
@@ -164,11 +110,15 @@ class _Running:
         self.since = now
 
 
-class _Simulation:
-    """The state of a simulation at the time `now` [ps].
+class SharedLinks:
+    """The state of a run of programs at the time `now` [ps].
+
+    Args:
+        graph: the tasks.
+        links, interference: see `solver.solve`.
 
     Attributes:
-        heap: events to come, as (time, END or START, program, task, version).
+        heap: events to come, as (time, END or START, task, version).
         version: task -> the version of its END that is valid; another speed makes a new one.
         running: tasks in progress whose speed may change.
         transfers: the rate and the links of those that are on links.
@@ -177,44 +127,35 @@ class _Simulation:
         changed, changed_links: tasks, and links, for which speeds have to be found anew.
     """
 
-    def __init__(
-        self,
-        graph: TaskGraph,
-        durations: list[int],
-        clocks: list[int],
-        links: Mapping[Hashable, Links],
-        interference: Interference,
-    ) -> None:
-        self.graph, self.durations, self.clocks, self.links = graph, durations, [*clocks, 0], links
+    def __init__(self, graph: ProgramGraph, links: Mapping[Hashable, Links], interference: Interference) -> None:
+        if not all(1 <= factor < math.inf for factor in interference):
+            raise InputError(f"{interference}: these factors on times must be finite and 1 or more.")
+        self.graph, self.links = graph, links
         # The integer 1 is full speed: products of integers are exact.
         self.slow_compute, self.slow_communication = (1 if factor == 1 else 1 / factor for factor in interference)
         self.has_interference = interference != NONE
         self.now = 0
-        self.heap: list[tuple[int, int, int, int, int]] = []
+        self.heap: list[tuple[int, int, int, int]] = []
         self.version = [0] * len(graph)
         self.running: dict[int, _Running] = {}
         self.transfers: dict[int, LinkTransfer] = {}
         self.users: dict[Hashable, dict[int, None]] = {}
-        self.on_program: list[dict[int, None]] = [{} for _ in graph.programs]
+        self.on_program: list[dict[int, None]] = [{} for _ in graph.tasks]
         self.changed: dict[int, None] = {}
         self.changed_links: dict[Hashable, None] = {}
         self.loads: dict[Hashable, list[tuple[int, float]]] = {}
 
     def run(self) -> Times:
-        graph, num_tasks, after = self.graph, len(self.graph), self.graph.after
-        starts, ends = np.zeros(num_tasks, np.int64), np.zeros(num_tasks, np.int64)
-        missing, free = [], []
-        for before in graph.before:
-            idle = [self.clocks[other - num_tasks] for other in before if other >= num_tasks]
-            missing.append(len(before) - len(idle))
-            free.append(max(idle, default=0))
+        """Return the times of all tasks."""
+        after, missing = self.graph.after, list(map(len, self.graph.before))
+        starts, ends = [0] * len(missing), [0] * len(missing)
         for task, count in enumerate(missing):
             if count == 0:
-                self.push(free[task], START, task)
+                self.push(0, START, task)
         while self.heap:
             self.now = self.heap[0][0]
             while self.heap and self.heap[0][0] == self.now:
-                _, what, _, task, version = heapq.heappop(self.heap)
+                _, what, task, version = heapq.heappop(self.heap)
                 if what == START:
                     starts[task] = self.now
                     self.start(task)
@@ -223,19 +164,18 @@ class _Simulation:
                     for other in after[task]:
                         missing[other] -= 1
                         if missing[other] == 0:
-                            self.push(max(self.now, free[other]), START, other)
+                            self.push(self.now, START, other)
             if self.changed or self.changed_links:
                 self.find_speeds()
-        times = Times.of(graph, starts, ends, np.array(self.clocks[:-1], np.int64))
-        return replace(times, loads=self.loads)
+        return Times(starts, ends, self.loads)
 
     def push(self, time_ps: int, what: int, task: int, version: int = 0) -> None:
         """Add an event."""
-        heapq.heappush(self.heap, (time_ps, what, self.graph.first[task][0], task, version))
+        heapq.heappush(self.heap, (time_ps, what, task, version))
 
     def start(self, task: int) -> None:
         """Start a task."""
-        action, duration_ps = self.graph.action(task), self.durations[task]
+        action, duration_ps = self.graph.actions[task], self.graph.durations[task]
         call = action.call
         used = self.links.get(call.group, {}) if call is not None and call.size_bytes else {}
         slows = self.has_interference and (call is not None or action.stream == COMPUTE)
@@ -289,10 +229,10 @@ class _Simulation:
         """Return the highest speed of a task, given the other tasks that run on its programs."""
         if not self.has_interference:
             return 1
-        is_work = self.graph.action(task).call is None
+        is_work = self.graph.actions[task].call is None
         slow = self.slow_compute if is_work else self.slow_communication
         others = (other for program in self.graph.parties[task] for other in self.on_program[program])
-        return slow if any((self.graph.action(other).call is None) != is_work for other in others) else 1
+        return slow if any((self.graph.actions[other].call is None) != is_work for other in others) else 1
 
     def find_speeds(self) -> None:
         """Give new speeds to the tasks that changed, and to all transfers that share links with them."""

@@ -7,8 +7,8 @@ from hypothesis import given
 from test_trace import small_trace, traces
 
 import simparallel as sp
+from simparallel.clock.critical_path import communications, critical_path
 from simparallel.trace import Trace
-from simparallel.trace.links import communications, critical_path
 
 
 def exchange() -> None:

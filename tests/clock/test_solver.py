@@ -1,6 +1,8 @@
-"""Algebra and events: the recorder's times, contention, interference."""
+"""The solver: the recorder's times, contention, interference."""
 
 from __future__ import annotations
+
+from operator import ge
 
 import numpy as np
 import pytest
@@ -9,39 +11,33 @@ from oracles_simulate import COLLECTIVE, COMPUTE, RECEIVE, SEND, clocks_of, prog
 from refusals import refused
 
 import simparallel as sp
-from simparallel.clock.algebra import solve
-from simparallel.clock.events import Interference, LinkTransfer, fair_speeds, simulate
 from simparallel.clock.program import RankProgram
-from simparallel.clock.task_graph import task_graph
+from simparallel.clock.shared_links import Interference, LinkTransfer, fair_speeds
+from simparallel.clock.solver import solve
+from simparallel.clock.task_graph import ProgramGraph
 from simparallel.errors import InputError
 from simparallel.machine.cluster import describe, picoseconds
 
 
 def graph_of(script, **settings):
-    return task_graph(programs_of(script, **settings), dict(enumerate(script.groups)))
+    return ProgramGraph(programs_of(script, **settings))
 
 
 def times_of(graph, times):
     """Return the (start, end) of the actions that are work or calls, for each program."""
-    shown = [
-        [i for i, action in enumerate(program.actions) if action.key is not None or action.call is not None]
-        for program in graph.programs
-    ]
-    return [
-        [*zip(times.starts[tasks[own]].tolist(), times.ends[tasks[own]].tolist(), strict=True)]
-        for tasks, own in zip(graph.tasks, shown, strict=True)
-    ]
+    starts = graph.shown(times)
+    is_shown = [action.key is not None or action.call is not None for action in graph.actions]
+    return [[(starts[task], times.ends[task]) for task in tasks if is_shown[task]] for tasks in graph.tasks]
 
 
 @given(scripts(max_lines=60))
-def test_both_engines_follow_the_recorders_rules(script):
+def test_solver_follows_the_recorders_rules(script):
     graph = graph_of(script)
 
-    by_algebra, by_events = solve(graph), simulate(graph)
+    times = solve(graph)
 
-    assert times_of(graph, by_algebra) == clocks_of(script)
-    for name in ("starts", "ends", "clocks"):
-        np.testing.assert_array_equal(getattr(by_events, name), getattr(by_algebra, name))
+    assert times_of(graph, times) == clocks_of(script)
+    assert solve(graph, links={}) == times
 
 
 ALL = "all_reduce"
@@ -82,7 +78,7 @@ def run_script(script):
     return {name: sorted(times) for name, times in found.items()}
 
 
-def test_engines_give_the_times_of_real_runs(inline):
+def test_solver_gives_the_times_of_real_runs(inline):
     def check(script):
         cluster = describe(script.num_ranks)
 
@@ -106,21 +102,6 @@ def test_engines_give_the_times_of_real_runs(inline):
     inline.check(scripts(max_lines=40, max_size=10**6), check)
 
 
-@given(scripts(), st.integers(1, 4), st.integers(0, 2**32))
-def test_candidates_are_priced_as_one_by_one(script, count, seed):
-    graph, rng = graph_of(script), np.random.default_rng(seed)
-    durations, clocks = (rng.integers(0, 9, (size, count)) for size in (len(graph), len(graph.streams)))
-
-    together = solve(graph, durations, clocks)
-    alone = [solve(graph, durations[:, i], clocks[:, i]) for i in range(count)]
-
-    for name in ("starts", "ends", "clocks", "makespan_ps"):
-        np.testing.assert_array_equal(getattr(together, name), np.stack([getattr(one, name) for one in alone], axis=-1))
-    by_events = simulate(graph, durations[:, 0], clocks[:, 0])
-    np.testing.assert_array_equal(by_events.ends, alone[0].ends)
-    np.testing.assert_array_equal(solve(graph, durations[:, 0], clocks).ends.shape, together.ends.shape)
-
-
 # --- links --------------------------------------------------------------------------------------------
 
 SIZE = 10**6
@@ -134,13 +115,13 @@ def senders(*sizes, starts=(), latency_ps=0, duration_ps=None):
         price_ps = latency_ps + size if duration_ps is None else duration_ps
         program.send(rank, 0, price_ps, size_bytes=size, latency_ps=latency_ps)
         program.wait(program.receive(rank, 0))
-    return task_graph(programs, {})
+    return ProgramGraph(programs)
 
 
 def ends_of(graph, **settings):
     """Return when each rank's program ends."""
-    times = simulate(graph, **settings)
-    return [int(times.ends[tasks[-1]]) for tasks in graph.tasks]
+    times = solve(graph, **settings)
+    return [times.ends[tasks[-1]] for tasks in graph.tasks]
 
 
 # A capacity of one byte per picosecond.
@@ -204,16 +185,16 @@ def test_ring_of_messages_costs_its_formula():
         for step in range(2 * (ranks - 1)):
             program.send(rank, step, message, size_bytes=size // ranks, latency_ps=latency_ps)
             program.wait(program.receive((rank - 1) % ranks, step))
-    graph = task_graph(programs, {})
+    graph = ProgramGraph(programs)
     bandwidth = cluster.link.bandwidth_bytes_per_s
     own, common = ({rank: {name or rank: (bandwidth, 1.0)} for rank in range(ranks)} for name in ("", "wire"))
 
     price = cluster.collective("all_reduce", size, tuple(range(ranks)), algorithm="ring").time_ps
     slow = 2 * (ranks - 1) * (latency_ps + ranks * (message - latency_ps))
 
-    assert abs(solve(graph).makespan_ps - price) <= 2 * (ranks - 1)
-    assert simulate(graph, links=own).makespan_ps == solve(graph).makespan_ps
-    assert simulate(graph, links=common).makespan_ps == slow
+    assert abs(solve(graph).makespan - price) <= 2 * (ranks - 1)
+    assert solve(graph, links=own).makespan == solve(graph).makespan
+    assert solve(graph, links=common).makespan == slow
 
 
 @st.composite
@@ -256,11 +237,11 @@ def test_shared_links_carry_all_bytes_in_time(script, data):
     capacity = {"a": 0.5e12, "b": 1e12, "c": 3e12}
     links = {key: {link: (capacity[link], share) for link, share in data.draw(shares).items()} for key in keys}
 
-    times, free = simulate(graph, links=links), solve(graph)
+    times, free = solve(graph, links=links), solve(graph)
 
-    assert (times.starts >= free.starts).all()
-    assert (times.ends >= free.ends).all()
-    calls = [graph.action(task).call for task in range(len(graph))]
+    assert all(map(ge, times.starts, free.starts))
+    assert all(map(ge, times.ends, free.ends))
+    calls = [action.call for action in graph.actions]
     for link in capacity:
         loads = times.loads.get(link, [])
         assert all(-1e-9 <= load <= 1 + 1e-9 for _, load in loads)
@@ -290,32 +271,21 @@ def test_overlap_slows_both(compute_ps, communication_ps, of_compute, of_communi
     both = min(of_compute * compute_ps, of_communication * communication_ps)
     left = max(compute_ps - both / of_compute, communication_ps - both / of_communication)
 
-    times = simulate(task_graph([program], {"world": [0]}), interference=Interference(of_compute, of_communication))
+    times = solve(ProgramGraph([program]), interference=Interference(of_compute, of_communication))
 
-    assert abs(times.makespan_ps - (both + left)) <= 1
+    assert abs(times.makespan - (both + left)) <= 1
 
 
 @given(scripts(), st.sampled_from([1.0, 1.5]), st.sampled_from([1.0, 1.5]))
 def test_interference_only_delays(script, of_compute, of_communication):
     graph = graph_of(script)
 
-    slowed, free = simulate(graph, interference=Interference(of_compute, of_communication)), solve(graph)
+    slowed, free = solve(graph, interference=Interference(of_compute, of_communication)), solve(graph)
 
-    assert (slowed.ends >= free.ends).all()
-    assert slowed.makespan_ps <= max(of_compute, of_communication) * free.makespan_ps + len(graph)
+    assert all(map(ge, slowed.ends, free.ends))
+    assert slowed.makespan <= max(of_compute, of_communication) * free.makespan + len(graph)
 
 
-def test_bad_arguments_of_engines_are_refused():
-    graph = senders(1, 1)
+def test_factors_below_one_are_refused():
     with refused(InputError):
-        solve(graph, np.zeros(3, np.int64))
-    with refused(InputError):
-        solve(graph, np.zeros(len(graph)))
-    with refused(InputError):
-        simulate(graph, np.zeros((len(graph), 2), np.int64))
-    with refused(InputError):
-        simulate(graph, interference=Interference(0.5, 1))
-    with refused(InputError):
-        simulate(graph, links={0: {"wire": (0.0, 1.0)}})
-    with refused(InputError):
-        simulate(graph, links={0: {"wire": (1.0, 1.0)}, 1: {"wire": (2.0, 1.0)}})
+        solve(senders(1), interference=Interference(0.5, 1))
