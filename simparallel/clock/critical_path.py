@@ -35,43 +35,61 @@ def communications(events: Sequence[Event]) -> list[list[int]]:
     return list(calls.values())
 
 
-def critical_path(events: Sequence[Event]) -> list[int]:
+def critical_path(events: Sequence[Event], waits: Sequence[Sequence[int]] | None = None) -> list[int]:
     """Return the indices of the events that the simulated time consists of, in order of time.
 
-    Found backwards from the last end. An event waited for an event of one of its ranks that ended when it started. Of
-    several, it is one on its own stream, else one on the compute stream, else one that was received before one that was
-    sent, and of the lowest rank. A receive that ends with its message waited for the send. Where no event ended at that
-    time, the path has a gap, and goes on with the last event before it: after steps that were not kept, and where a
-    device waited for its interpreter.
+    Found backwards from the last end. An event waited for an event that ended when it started. Of several, it is one on
+    its own stream, else one on the compute stream, else one that was received before one that was sent, and of the
+    lowest rank.
+
+    Args:
+        events: in any order.
+        waits: event -> the events that it waits for. None if that is unknown, as in a trace: then these are all events
+            of its ranks, and for a receive that ends with its message the send. Where no event ended at that time, the
+            path has a gap, and goes on with the last event before it: after steps that were not kept, and where a
+            device waited for its interpreter.
 
     Cost: about 5 us an event.
     """
-    walk = _Walk(events)
+    walk = _Walk(events) if waits is None else None
     path: list[int] = []
-    index = max(walk.work, key=lambda i: (events[i].sim_end_ps, -i), default=None)
+    work = (i for i, event in enumerate(events) if event.kind != RANGE)
+    index = max(work, key=lambda i: (events[i].sim_end_ps, -i), default=None)
     while index is not None:
         path.append(index)
-        index = walk.before(index)
+        if walk is not None:
+            index = walk.before(index)
+        elif waits is not None:
+            ended = [i for i in waits[index] if events[i].sim_end_ps == events[index].sim_start_ps]
+            index = _chosen(events, index, ended)
     return path[::-1]
 
 
-class _Walk:
-    """A walk back through a trace, from each event to the event that it waited for; it visits each event once.
+def _chosen(events: Sequence[Event], index: int, ended: Sequence[int]) -> int | None:
+    """Return which of the events that ended at its start an event waited for."""
 
-    Attributes:
-        work: indices of all events but the marks of the program.
-    """
+    def order(other: int) -> tuple[bool, bool, bool, int, int]:
+        event = events[other]
+        is_own = event.lane == events[index].lane
+        # Later events first: events that take no time share their end with the event before them.
+        return not is_own, event.stream != COMPUTE, event.name == "send", event.rank, -other
+
+    return min(ended, key=order, default=None)
+
+
+class _Walk:
+    """A walk back through a trace, from each event to the event that it waited for; it visits each event once."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
-        self.work = [index for index, event in enumerate(events) if event.kind != RANGE]
         self._members = {index: members for members in communications(events) for index in members}
         self._seen: set[int] = set()
         self._ends_at: dict[tuple[Place, int], list[int]] = {}
         # Rank -> its (end, index), ascending.
         self._ends: dict[int, list[tuple[int, int]]] = {}
-        for index in self.work:
-            event = events[index]
+        for index, event in enumerate(events):
+            if event.kind == RANGE:
+                continue
             self._ends_at.setdefault(((event.rank, event.device), event.sim_end_ps), []).append(index)
             self._ends.setdefault(event.rank, []).append((event.sim_end_ps, index))
         for ends in self._ends.values():
@@ -94,15 +112,9 @@ class _Walk:
         places = dict.fromkeys((self.events[i].rank, self.events[i].device) for i in members)
         ended = [i for place in places for i in self._ends_at.get((place, ready_ps), ()) if i not in self._seen]
         if ended:
-            return min(ended, key=lambda i: self._order(event, i))
+            return _chosen(self.events, index, ended)
         earlier = [self._last_before(rank, ready_ps) for rank in dict.fromkeys(rank for rank, _ in places)]
         return max((found for found in earlier if found), default=(0, None))[1]
-
-    def _order(self, event: Event, index: int) -> tuple[bool, bool, bool, int, int]:
-        other = self.events[index]
-        is_own = other.stream == event.stream and other.rank == event.rank and other.device == event.device
-        # Later events first: events that take no time share their end with the event before them.
-        return not is_own, other.stream != COMPUTE, other.name == "send", other.rank, -index
 
     def _last_before(self, rank: int, time_ps: int) -> tuple[int, int] | None:
         ends = self._ends[rank]

@@ -61,7 +61,7 @@ def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
 
     A group's stream is named after its ranks, "comm [0, 2]". The name includes the device if the rank has several.
     """
-    groups = {(event.rank, event.device, event.stream): event.group for event in events}
+    groups = {event.lane: event.group for event in events}
     with_devices = {rank for rank, device, _ in groups if device}
     names: dict[tuple[int, int, str], str] = {}
     used: dict[tuple[int, int, str], int] = {}

@@ -52,6 +52,11 @@ class Event(NamedTuple):
     algorithm: str = ""  # algorithm that a collective's time assumes: "ring", "tree", "hierarchical", …
     layer: str = ""  # path of the module that called the op, such as "body.fc1"; "" outside of modules
 
+    @property
+    def lane(self) -> tuple[int, int, str]:
+        """Rank, device and stream."""
+        return self.rank, self.device, self.stream
+
 
 _RANK, _STREAM, _KIND, _STEP = (Event._fields.index(name) for name in ("rank", "stream", "kind", "step"))
 WALL_START, WALL_END = (Event._fields.index(name) for name in ("wall_start_ns", "wall_end_ns"))

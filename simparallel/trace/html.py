@@ -69,7 +69,7 @@ def _data(
 
     lanes = lane_names(events)
     rows = {lane: number for number, lane in enumerate(lanes)}
-    order = sorted(range(len(events)), key=lambda i: (rows[_lane(events[i])], events[i].sim_start_ps, i))
+    order = sorted(range(len(events)), key=lambda i: (rows[events[i].lane], events[i].sim_start_ps, i))
     place = {index: number for number, index in enumerate(order)}
     path = critical_path(events)
     events = [events[index] for index in order]
@@ -96,10 +96,6 @@ def _data(
     }  # fmt: skip
 
 
-def _lane(event: Event) -> tuple[int, int, str]:
-    return event.rank, event.device, event.stream
-
-
 class _Numbers(dict[Any, int]):
     """Consecutive numbers for distinct keys, in the order of their first use."""
 
@@ -116,7 +112,7 @@ def _columns(events: Sequence[Event], rows: Mapping[Any, int], kinds: Sequence[s
         for index in members:
             calls[index] = number
     columns = {
-        "row": [rows[_lane(event)] for event in events],
+        "row": [rows[event.lane] for event in events],
         "kind": [number_of_kind[event.kind] for event in events],
         "name": [names[event.name] for event in events],
         "layer": [layers[event.layer] for event in events],

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple
 
+from simparallel.clock.critical_path import critical_path
+from simparallel.clock.recording import COMPUTE, Event
+from simparallel.clock.solver import solve
 from simparallel.parallel.pipeline.action import FORWARD, Action, Cell, cell_text
-from simparallel.parallel.pipeline.timing import PipelineOrder, Span, arrivals, spans
+from simparallel.parallel.pipeline.timing import PipelineOrder, ScheduleGraph, Span
 
 
 class Bubble(NamedTuple):
@@ -43,16 +46,22 @@ class Bubbles(tuple[Bubble, ...]):
         return "\n".join(f"{first:<4}" + "".join(f"{text:>12}" for text in rest) for first, *rest in (heads, *rows))
 
 
-def bubbles(lists: PipelineOrder, duration: Callable[[Action], float], message: float) -> Bubbles:
+def bubbles(order: PipelineOrder, duration: Callable[[Action], float], message: float) -> Bubbles:
     """Return the idle time of each rank by reason; a cell waits for the last of the results that it needs.
 
     Arguments and errors as `timing.spans`. Cost: a second pass over the cells.
     """
-    each = spans(lists, duration, message)
+    graph = ScheduleGraph(order, duration, message)
+    times = solve(graph)
+    each = graph.spans(times)
     makespan = max((ran[-1].end for ran in each if ran), default=0)
-    come = _arrivals(lists, each, message)
+
+    def come(cell: Cell) -> list[tuple[float, Action]]:
+        """Return arrival time and action of each result that a cell needs."""
+        return [(times.ends[task], needed) for action in cell for task, needed in graph.inputs[action]]
+
     found = []
-    for rank, (cells, ran) in enumerate(zip(lists.cells, each, strict=True)):
+    for cells, ran in zip(order.cells, each, strict=True):
         idle: dict[str, float] = {"activation": 0, "gradient": 0, "memory": 0}
         forward: Action | None = None  # the next one, in this cell or after it
         for number in range(len(cells) - 1, 0, -1):
@@ -60,11 +69,11 @@ def bubbles(lists: PipelineOrder, duration: Callable[[Action], float], message: 
             forward = next((action for action in cell if action.kind == FORWARD), forward)
             if start == free:
                 continue
-            _, last = max(come(cell, rank), key=itemgetter(0))
+            _, last = max(come(cell), key=itemgetter(0))
             if last.kind == FORWARD:
                 idle["activation"] += start - free
                 continue
-            inputs = come((forward,), rank) if forward else [(start, last)]
+            inputs = come((forward,)) if forward else [(start, last)]
             there = min(start, max((free, *(time for time, _ in inputs))))
             idle["gradient"] += there - free
             idle["memory"] += start - there
@@ -73,38 +82,26 @@ def bubbles(lists: PipelineOrder, duration: Callable[[Action], float], message: 
     return Bubbles(found)
 
 
-def critical_path(
-    lists: PipelineOrder, duration: Callable[[Action], float], message: float
+def critical_cells(
+    order: PipelineOrder, duration: Callable[[Action], float], message: float
 ) -> list[tuple[int, str, Span]]:
     """Return rank, cell and span of each cell on a longest chain, from time 0 to the makespan.
 
-    Each cell starts when the one before it has ended, on the same rank or `message` earlier on another one. Where both
-    are possible, the chain stays on its rank. Arguments and errors as `timing.spans`.
+    Ties as in `clock.critical_path`: the chain stays on its rank. Arguments and errors as `timing.spans`.
     """
-    each = spans(lists, duration, message)
-    come = _arrivals(lists, each, message)
-    places = {action: (r, n) for r, cells in enumerate(lists.cells) for n, cell in enumerate(cells) for action in cell}
-    found: list[tuple[int, str, Span]] = []
-    lasts = ((rank, len(ran) - 1) for rank, ran in enumerate(each) if ran)
-    place = max(lasts, key=lambda at: each[at[0]][-1].end, default=None)
-    while place is not None:
-        rank, number = place
-        cell, start = lists.cells[rank][number], each[rank][number].start
-        found.append((rank, cell_text(cell), each[rank][number]))
-        if start == 0:
-            place = None
-        elif number and each[rank][number - 1].end == start:
-            place = rank, number - 1
-        else:
-            place = places[next(action for time, action in come(cell, rank) if time == start)]
-    return found[::-1]
-
-
-def _arrivals(
-    lists: PipelineOrder, each: list[list[Span]], message: float
-) -> Callable[[Cell, int], list[tuple[float, Action]]]:
-    """Return a function of a cell and its rank: arrival time and action of each result that the cell needs."""
-    ran = ((cell, span) for pair in zip(lists.cells, each, strict=True) for cell, span in zip(*pair, strict=True))
-    ended = {action: span.end for cell, span in ran for action in cell}
-    rank_of = lists.rank_of
-    return lambda cell, rank: arrivals(lists, cell, rank, rank_of, ended, message) or []
+    graph = ScheduleGraph(order, duration, message)
+    times = solve(graph)
+    events = []
+    for task, (start, end) in enumerate(zip(times.starts, times.ends, strict=True)):
+        is_cell = task < len(graph.each)
+        # A message counts for the rank that sends it.
+        rank, _, action = graph.each[task if is_cell else graph.before[task][0]]
+        stream, kind = (COMPUTE, "forward") if is_cell else ("send", "p2p")
+        events.append(Event(rank, stream, str(action), kind, 0, 0, 0, start, end, 0, 0, 0, (), -1))
+    path = [graph.each[task] for task in critical_path(events, graph.before) if task < len(graph.each)]
+    ran = graph.spans(times)
+    # A pair is two tasks.
+    return [
+        (rank, cell_text(order.cells[rank][cell]), ran[rank][cell])
+        for rank, cell in dict.fromkeys(each[:2] for each in path)
+    ]

@@ -2,87 +2,69 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import count
 
-from simparallel.parallel.pipeline.action import FORWARD, Action
-from simparallel.parallel.pipeline.timing import PipelineOrder
-
-
-class StageMessage(NamedTuple):
-    """A result on its way: the ranks, and its tag (direction, stage of the sender, micro-batch)."""
-
-    source: int
-    target: int
-    tag: tuple[str, int, int]
+from simparallel.clock.solver import solve
+from simparallel.clock.task_graph import TaskGraph
+from simparallel.errors import DeadlockError
+from simparallel.parallel.pipeline.timing import PipelineOrder, ScheduleGraph
 
 
-class MessageStep(NamedTuple):
-    """A step of a rank: it sends or receives a message."""
-
-    sends: bool
-    message: StageMessage
-
-
-def depth_of(lists: PipelineOrder) -> int:
+def depth_of(order: PipelineOrder) -> int:
     """Return the least depth of mailboxes with which all ranks finish.
 
     A rank receives just before it computes, and sends just after. With depth 0 a sender waits for its receiver.
+
+    Raises:
+        ScheduleError: the ranks wait for each other, with mailboxes of any depth.
     """
-    rank_of = lists.rank_of
-    steps = [list(_steps(lists, rank, rank_of)) for rank in range(len(lists.cells))]
-    depth = 0
-    while not _ends(steps, depth):
-        depth += 1
-    return depth
+    graph = ScheduleGraph(order, lambda action: 0)
+    solve(graph)
+    # Action -> the messages that it needs, and action -> the message with its result.
+    inputs = {
+        action: [(task, needed) for task, needed in each if task >= len(graph.each)]
+        for action, each in graph.inputs.items()
+    }
+    output = {needed: task for each in inputs.values() for task, needed in each}
+    # For each rank the messages that it receives and sends, in order.
+    steps: list[list[tuple[str, int]]] = []
+    for cells in order.cells:
+        own: list[tuple[str, int]] = []
+        for cell in cells:
+            own += [("receive", task) for action in cell for task, _ in inputs[action]]
+            own += [("send", output[action]) for action in cell if action in output]
+        steps.append(own)
+    return next(depth for depth in count() if _ends(steps, depth))
 
 
-def _steps(lists: PipelineOrder, rank: int, rank_of: dict[int, int]) -> Iterator[MessageStep]:
-    """Yield the receives and sends of a rank in order."""
-    for cell in lists.cells[rank]:
-        for action in cell:
-            before = lists.before(action)
-            if before is not None and rank_of[before] != rank:
-                received = StageMessage(rank_of[before], rank, (_direction(action), before, action.microbatch))
-                yield MessageStep(False, received)
-        for action in cell:
-            after = lists.after(action)
-            if after is not None and rank_of[after] != rank:
-                sent = StageMessage(rank, rank_of[after], (_direction(action), action.stage, action.microbatch))
-                yield MessageStep(True, sent)
-
-
-def _direction(action: Action) -> str:
-    return "forward" if action.kind == FORWARD else "backward"
-
-
-def _ends(steps: list[list[MessageStep]], depth: int) -> bool:
+def _ends(steps: list[list[tuple[str, int]]], depth: int) -> bool:
     """Return whether all ranks finish with mailboxes of this depth."""
-    at = [0] * len(steps)
-    boxes: dict[tuple[int, int], Counter[tuple[str, int, int]]] = {}
-    is_moving = True
-    while is_moving:
-        is_moving = False
-        for rank, own in enumerate(steps):
-            while at[rank] < len(own):
-                sends, message = own[at[rank]]
-                box = boxes.setdefault(message[:2], Counter())
-                if sends and box.total() < depth:
-                    box[message.tag] += 1
-                elif sends and _waits_for(steps, at, message):
-                    # The box is full, but the receiver waits for just this message.
-                    at[message.target] += 1
-                elif not sends and box[message.tag] > 0:
-                    box[message.tag] -= 1
-                else:
-                    break
-                at[rank] += 1
-                is_moving = True
-    return all(number == len(own) for number, own in zip(at, steps, strict=True))
-
-
-def _waits_for(steps: list[list[MessageStep]], at: list[int], message: StageMessage) -> bool:
-    """Return whether the next step of the message's target is to receive it."""
-    own, number = steps[message.target], at[message.target]
-    return number < len(own) and own[number] == MessageStep(False, message)
+    graph = TaskGraph()
+    task_of: dict[tuple[str, int], int] = {}
+    rank_of: dict[tuple[str, int], int] = {}
+    for rank, own in enumerate(steps):
+        last: list[int] = []
+        for step in own:
+            task_of[step], rank_of[step] = graph.add(0, last), rank
+            last = [task_of[step]]
+    # (source, target) -> its messages, in the order in which they are sent, and received.
+    boxes: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for what, message in task_of:
+        box = boxes.setdefault((rank_of["send", message], rank_of["receive", message]), ([], []))
+        box[what == "receive"].append(message)
+    for sent, received in boxes.values():
+        for number, message in enumerate(sent):
+            send, receive = task_of["send", message], task_of["receive", message]
+            ahead = number - depth
+            if received.index(message) > ahead >= 0:
+                # There is a place once so many messages have been taken out.
+                graph.before[send] = [*graph.before[send], task_of["receive", received[ahead]]]
+            elif ahead >= 0:
+                # The box is full until the receiver waits for just this message.
+                graph.before[send] = [*graph.before[send], *graph.before[receive]]
+            graph.before[receive] = [*graph.before[receive], send]
+    try:
+        solve(graph)
+    except DeadlockError:
+        return False
+    return True

@@ -166,7 +166,7 @@ class Schedule:
         faster cell or message on it can make the schedule faster.
         """
         duration = self.duration(forward, input_gradient, weight_gradient, message)
-        return attribution.critical_path(self._lists, duration, message)
+        return attribution.critical_cells(self._lists, duration, message)
 
     def boxes(self, **times: Any) -> Iterator[tuple[int, Action, Span]]:
         """Yield (rank, action, start and end) of every action, one after the other in a pair; arguments as `cost`."""
