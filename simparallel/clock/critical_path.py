@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from simparallel.clock.recording import COMPUTE, RANGE, Event
+from simparallel.clock.event import COMPUTE, RANGE, Event
 
 # (rank, device)
 Place = tuple[int, int]

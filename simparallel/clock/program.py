@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from simparallel.clock.recorder import COMPUTE, COPY_IN, COPY_OUT
+from simparallel.clock.event import COMPUTE, COPY_IN, COPY_OUT
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
 # The stream of the interpreter, which starts the operations of a rank with several devices one after the other. Its

@@ -15,7 +15,7 @@ Simulated time is integer picoseconds, so equal programs give equal timelines, b
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
 from math import prod
 from time import perf_counter_ns
@@ -25,18 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.backend import Array, has_data, is_array
-from simparallel.base.units import format_numbers
+from simparallel.clock.event import COMPUTE, COPY_IN, COPY_OUT, RANGE, Event
 from simparallel.clock.memory import ACTIVATIONS, MemoryAccount, NullAccount
-from simparallel.clock.recording import (
-    COMPUTE,
-    EVENTS_PER_RANK,
-    EVENTS_PER_RUN,
-    RANGE,
-    Event,
-    Recorded,
-    Recording,
-    check_record,
-)
+from simparallel.clock.recording import EVENTS_PER_RANK, EVENTS_PER_RUN, Recorded, Recording, check_record
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, describe, picoseconds, with_device
 from simparallel.machine.devices import FIRST, SIM, Device
@@ -45,36 +36,8 @@ from simparallel.rank_local import RankLocal
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op, Plan
 
-KINDS = ("forward", "backward", "optimizer", "collective", "p2p", "copy", RANGE)
-COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to the other devices
 # The types of most values that ops keep for backward; a lookup here costs less than a call of `is_array`.
 _NO_ARRAYS = frozenset((ModuleType, tuple, bool, int, float, str, np.dtype, NoneType))
-
-
-def stream_order(stream: str) -> tuple[int, str]:
-    """Return a sort key for the streams of a device: marks, then compute, then communication by name."""
-    return (0 if stream.startswith(RANGE) else 1 if stream == COMPUTE else 2), stream
-
-
-def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
-    """Return (rank, device, stream) -> display name, in the order of display: by rank, by device, then `stream_order`.
-
-    A group's stream is named after its ranks, "comm [0, 2]". The name includes the device if the rank has several.
-    """
-    groups = {event.lane: event.group for event in events}
-    with_devices = {rank for rank, device, _ in groups if device}
-    names: dict[tuple[int, int, str], str] = {}
-    used: dict[tuple[int, int, str], int] = {}
-    for lane in sorted(groups, key=lambda key: (*key[:2], stream_order(key[2]))):
-        rank, device, name = lane
-        if name.startswith("comm ") and name.removeprefix("comm ").isdigit():
-            name = f"comm [{format_numbers(groups[lane])}]"
-        name = f"marks{name.removeprefix(RANGE)}" if name.startswith(RANGE) else name
-        # Several groups may have the same ranks.
-        used[rank, device, name] = number = used.get((rank, device, name), 0) + 1
-        name += f" ({number})" if number > 1 else ""
-        names[lane] = f"sim:{device} {name}" if rank in with_devices else name
-    return names
 
 
 class Launcher:

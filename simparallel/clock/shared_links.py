@@ -19,7 +19,7 @@ from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from simparallel.clock.recorder import COMPUTE
+from simparallel.clock.event import COMPUTE
 from simparallel.clock.task_graph import ProgramGraph, Times
 from simparallel.errors import InputError
 from simparallel.machine.cluster import picoseconds

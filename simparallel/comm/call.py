@@ -29,7 +29,8 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.algorithms.ledger import Ledger, open_ledgers
-from simparallel.clock.recorder import COMPUTE, Recorder
+from simparallel.clock.event import COMPUTE
+from simparallel.clock.recorder import Recorder
 from simparallel.comm.call_group import CallGroup
 from simparallel.comm.memory.staging import Payloads
 from simparallel.comm.plan import CallPlan, Settings

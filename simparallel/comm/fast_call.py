@@ -11,7 +11,7 @@ from sys import byteorder
 from time import perf_counter_ns
 from typing import Any
 
-from simparallel.clock.recorder import COMPUTE
+from simparallel.clock.event import COMPUTE
 from simparallel.comm.call_group import CallGroup
 from simparallel.comm.call_header import COPIED, OWN_ARRAY
 from simparallel.comm.memory.segment import WORD

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simparallel.base.html import table
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.clock.recorder import Event
+from simparallel.clock.event import Event
 from simparallel.clock.recording import join
 from simparallel.clock.shared_links import Interference
 from simparallel.comm.dry.folding import alike

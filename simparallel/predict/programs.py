@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from simparallel.autograd.grad_mode import grad_mode
+from simparallel.clock.event import Event
 from simparallel.clock.program import COLLECTIVE, RECEIVE, SEND, Communication, RankProgram
-from simparallel.clock.recorder import Event
 from simparallel.clock.shared_links import Interference
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph, Times

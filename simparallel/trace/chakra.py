@@ -16,7 +16,7 @@ from functools import cache
 from io import BytesIO
 from typing import Any
 
-from simparallel.clock.recorder import COMPUTE, RANGE, Event
+from simparallel.clock.event import COMPUTE, RANGE, Event
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simparallel.base.files import parse_json
+from simparallel.clock.breakdown import Totals
 from simparallel.clock.critical_path import communications
-from simparallel.clock.recorder import Event, lane_names
-from simparallel.clock.recording import Totals
+from simparallel.clock.event import Event, lane_names
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.machine.description import from_plain, plain

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_number_of, format_seconds
-from simparallel.clock.recorder import Event
+from simparallel.clock.event import Event
 from simparallel.errors import InputError
 from simparallel.machine.cluster import PS_PER_S
 from simparallel.trace.trace import Trace

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 
-from simparallel.clock.recorder import Event
+from simparallel.clock.event import Event
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.trace import chakra, profiler
 

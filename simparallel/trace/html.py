@@ -15,10 +15,10 @@ from typing import Any
 
 from simparallel.base.html import shown
 from simparallel.base.units import format_seconds
+from simparallel.clock.breakdown import Totals, makespan_ps
 from simparallel.clock.critical_path import communications, critical_path
+from simparallel.clock.event import COMPUTE, Event, lane_names
 from simparallel.clock.memory import CATEGORIES
-from simparallel.clock.recorder import COMPUTE, Event, lane_names
-from simparallel.clock.recording import Totals
 from simparallel.machine.cluster import PS_PER_S
 from simparallel.trace import metrics
 
@@ -177,7 +177,7 @@ def _memory(events: Sequence[Event]) -> dict[str, Any]:
 
 def _shares(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:
     """Return the shares of the makespan of each rank's first device."""
-    span_ps = metrics.makespan_ps(totals) or 1
+    span_ps = makespan_ps(totals) or 1
     first: dict[int, Totals] = {}
     for (rank, _), one in sorted(totals.items()):
         first.setdefault(rank, one)

@@ -10,7 +10,7 @@ import numpy as np
 
 from simparallel.algorithms import DIRECT, offers
 from simparallel.algorithms.rehearsal import Actor, rehearse
-from simparallel.clock.recording import Event
+from simparallel.clock.event import Event
 
 _TO_THE_NEXT = ("all_reduce", "reduce_scatter", "all_gather")
 

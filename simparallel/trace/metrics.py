@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simparallel.base.units import si_scale
-from simparallel.clock.recorder import Event
-from simparallel.clock.recording import Tally, Totals
+from simparallel.clock.breakdown import Totals, makespan_ps
 from simparallel.machine.cluster import PS_PER_S
 
 NS_PER_S = 10**9
@@ -28,27 +27,6 @@ _COLUMNS = (
 )
 _WALL_TIMES = tuple(key for _, key, _ in _COLUMNS if key.startswith("wall"))
 _SIMULATED_TIMES = tuple(key for _, key, unit in _COLUMNS if unit == "s" and key not in _WALL_TIMES)
-
-
-def add_up(events: Iterable[Event]) -> dict[tuple[int, int], Totals]:
-    """Return (rank, device) -> totals of its events, ascending."""
-    by_rank: dict[int, list[Event]] = {}
-    for event in events:
-        by_rank.setdefault(event.rank, []).append(event)
-    totals: dict[tuple[int, int], Totals] = {}
-    for rank, found in sorted(by_rank.items()):
-        # The same sums as in a running recorder, so a loaded trace has the same summary.
-        tally = Tally()
-        tally.add(found)
-        totals |= {(rank, device): total for device, total in tally.totals().items()}
-    return totals
-
-
-def makespan_ps(totals: Mapping[tuple[int, int], Totals]) -> int:
-    """Return the simulated time [ps] from the first start to the last end; 0 without events."""
-    if not totals:
-        return 0
-    return max(one.end_ps for one in totals.values()) - min(one.start_ps for one in totals.values())
 
 
 def summarize(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:

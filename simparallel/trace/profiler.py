@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from simparallel.clock.recorder import stream_order
-from simparallel.clock.recording import COMPUTE, RANGE, Event
+from simparallel.clock.event import COMPUTE, RANGE, Event, stream_order
 from simparallel.machine.cluster import ClusterSpec
 
 PS_PER_US = 10**6

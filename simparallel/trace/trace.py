@@ -13,9 +13,11 @@ from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
 from simparallel.base.names import printable
 from simparallel.base.units import format_number_of, format_numbers, format_seconds
+from simparallel.clock.breakdown import Totals, add_up, makespan_ps
 from simparallel.clock.critical_path import critical_path
-from simparallel.clock.recorder import KINDS, Event, current_recorder, stream_order
-from simparallel.clock.recording import Totals, join, timer_of
+from simparallel.clock.event import KINDS, Event, stream_order
+from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recording import join, timer_of
 from simparallel.errors import InputError
 from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec
@@ -119,7 +121,7 @@ class Trace:
     @property
     def totals(self) -> dict[tuple[int, int], Totals]:
         """(rank, device) -> totals of all events of the run, including those that were not kept."""
-        return metrics.add_up(self.events) if self._totals is None else self._totals
+        return add_up(self.events) if self._totals is None else self._totals
 
     @property
     def is_whole(self) -> bool:
@@ -149,7 +151,7 @@ class Trace:
     @property
     def makespan_s(self) -> float:
         """Simulated time [s] from the first start to the last end over all ranks."""
-        return metrics.makespan_ps(self.totals) / PS_PER_S
+        return makespan_ps(self.totals) / PS_PER_S
 
     def devices(self, rank: int) -> list[int]:
         """Return the devices of `rank` that have events, ascending."""
@@ -234,7 +236,7 @@ class Trace:
         if not totals:
             return f'{self.title}: no events: nothing was computed or communicated, or record="off"'
         count = max(one.steps for one in totals.values())
-        span_s = metrics.makespan_ps(totals) / PS_PER_S
+        span_s = makespan_ps(totals) / PS_PER_S
         head = f"{self.title}: {format_seconds(span_s)} simulated, {count} steps"
         foot = "\n".join(self._notes())
         return printable("\n".join([head, metrics.format_table(metrics.summarize(totals)), foot]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.clock.recorder import Event
+from simparallel.clock.event import Event
 from simparallel.view.style import GREEN, ORANGE, PINK, RED, SKY, YELLOW
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simparallel.base.units import format_bytes, si_scale
+from simparallel.clock.event import Event
 from simparallel.clock.memory import CATEGORIES
-from simparallel.clock.recording import Event
 from simparallel.errors import InputError
 from simparallel.view.names import mark_steps
 from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, axes, clean, head, note

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from simparallel.base.names import printable
-from simparallel.clock.recorder import Event
+from simparallel.clock.event import Event
 from simparallel.view.bars import COLORS, HATCHED, Bar, Lane
 from simparallel.view.style import literal
 

@@ -8,7 +8,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.units import format_numbers, format_seconds, si_scale
-from simparallel.clock.recorder import Event, lane_names, stream_order
+from simparallel.clock.event import Event, lane_names, stream_order
 from simparallel.errors import InputError
 from simparallel.machine.cluster import PS_PER_S
 from simparallel.view.bars import (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from simparallel.autograd import Tensor, functions as F
-from simparallel.clock.recorder import COMPUTE, NullObserver, Recorder, current_recorder, observer_of, use_recorder
+from simparallel.clock.event import COMPUTE
+from simparallel.clock.recorder import NullObserver, Recorder, current_recorder, observer_of, use_recorder
 from simparallel.machine.cluster import describe
 
 

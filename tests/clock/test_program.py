@@ -6,8 +6,9 @@ from hypothesis import given, strategies as st
 from oracles_simulate import programs_of, scripts
 from refusals import refused
 
+from simparallel.clock.event import COMPUTE
 from simparallel.clock.program import RankProgram
-from simparallel.clock.recorder import COMPUTE, Recorder
+from simparallel.clock.recorder import Recorder
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph
 from simparallel.errors import DeadlockError

@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 from refusals import refused
 
 import simparallel as sp
-from simparallel.clock.recorder import COMPUTE, COPY_IN, COPY_OUT, Recorder, use_recorder
+from simparallel.clock.event import COMPUTE, COPY_IN, COPY_OUT
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import ClusterError, DeviceMismatchError, DeviceOutOfMemoryError, InputError, LayoutError
 from simparallel.machine.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.machine.devices import FIRST, Device, current_device

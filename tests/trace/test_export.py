@@ -13,7 +13,7 @@ from test_critical_path import exchange
 from test_trace import small_trace, traces
 
 import simparallel as sp
-from simparallel.clock.recorder import Event
+from simparallel.clock.event import Event
 from simparallel.errors import InputError
 from simparallel.trace import Trace, chakra
 from simparallel.trace.export import FORMATS

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from test_trace import small_trace, traces
 
 import simparallel as sp
-from simparallel.clock.recorder import lane_names
+from simparallel.clock.event import lane_names
 from simparallel.machine.cluster import describe
 from simparallel.trace import Trace
 

@@ -344,7 +344,7 @@ def test_frame_of_a_notebook(open_page: Callable[[str], Page], tmp_path: Path) -
 
 def test_thin_events_are_shares(open_page: Callable[[str], Page]) -> None:
     """20,000 events in 1,000 pixels: half of the time is forward, a quarter backward, a quarter idle."""
-    from simparallel.clock.recording import Event
+    from simparallel.clock.event import Event
     from simparallel.machine.cluster import describe
     from simparallel.trace import Trace
 

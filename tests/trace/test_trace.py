@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
-from simparallel.clock.recorder import COMPUTE, Event, Recorder
+from simparallel.clock.event import COMPUTE, Event
+from simparallel.clock.recorder import Recorder
 from simparallel.errors import InputError
 from simparallel.machine.cluster import describe
 from simparallel.trace import Trace

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from refusals import refused
 from test_trace import small_trace, traces
 
-from simparallel.clock.recorder import lane_names
+from simparallel.clock.event import lane_names
 from simparallel.errors import InputError
 from simparallel.machine.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.trace import Trace, chrome

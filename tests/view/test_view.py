@@ -22,7 +22,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
-from simparallel.clock.recorder import Event, Recorder, lane_names
+from simparallel.clock.event import Event, lane_names
+from simparallel.clock.recorder import Recorder
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.machine.cluster import describe

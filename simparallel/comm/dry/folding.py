@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.clock.recorder import Event
+from simparallel.clock.event import Event
 from simparallel.comm.memory.segment import SLOT_BYTES, ControlMap, SharedSegment
 from simparallel.comm.memory.staging import Arenas
 from simparallel.comm.transport import AbstractTransport

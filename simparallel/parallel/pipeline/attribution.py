@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from simparallel.clock.critical_path import critical_path
-from simparallel.clock.recording import COMPUTE, Event
+from simparallel.clock.event import COMPUTE, Event
 from simparallel.clock.solver import solve
 from simparallel.parallel.pipeline.action import FORWARD, Action, Cell, cell_text
 from simparallel.parallel.pipeline.timing import PipelineOrder, ScheduleGraph, Span

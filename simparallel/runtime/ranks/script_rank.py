@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from simparallel.base.files import write_atomically
-from simparallel.clock.recording import Recorded, Totals
+from simparallel.clock.breakdown import Totals
+from simparallel.clock.recording import Recorded
 from simparallel.comm.group import Medium
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.errors import CommError

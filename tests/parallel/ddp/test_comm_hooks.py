@@ -14,7 +14,7 @@ from oracles import World
 from refusals import refused
 
 import simparallel as sp
-from simparallel.clock.recorder import COMPUTE
+from simparallel.clock.event import COMPUTE
 from simparallel.errors import InputError
 from simparallel.nn import Linear, Module, Parameter, Sequential
 from simparallel.parallel import DistributedDataParallel, PowerSGDState

@@ -15,7 +15,7 @@ from oracles import World
 from refusals import refused
 
 import simparallel as sp
-from simparallel.clock.recorder import COMPUTE
+from simparallel.clock.event import COMPUTE
 from simparallel.errors import (
     CollectiveMismatchError,
     InputError,

@@ -13,8 +13,9 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.backend import random_state
+from simparallel.clock.event import COMPUTE, COPY_IN, COPY_OUT
 from simparallel.clock.notes import forget_notes
-from simparallel.clock.recorder import COMPUTE, COPY_IN, COPY_OUT, Recorder, use_recorder
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import DeviceMismatchError, DeviceOutOfMemoryError, InputError, LabelError, ShapeError
 from simparallel.machine.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.machine.devices import current_device
