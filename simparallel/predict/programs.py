@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simparallel.autograd.grad_mode import grad_mode
@@ -41,10 +41,10 @@ class WorkRecorder(TwoClockRecorder):
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
     ) -> None:
-        start_ps = self.now_ps
+        start_ps = self.clock_ps[COMPUTE]
         super().compute(name, kind, wall_start_ns, wall_end_ns, price, layer)
         # Measured operations may be faster than the described peak.
-        at_peak_ps = min(self._at_peak_of[id(price)], self.now_ps - start_ps)
+        at_peak_ps = min(self._at_peak_of[id(price)], self.clock_ps[COMPUTE] - start_ps)
         self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
 
 
@@ -101,6 +101,8 @@ class ProgramRecorder(WorkRecorder):
         places: number of an event among all events of the rank -> its action.
     """
 
+    launcher: NotingLauncher | None
+
     def __init__(self, rank: int, *args: Any, **settings: Any) -> None:
         self.program = RankProgram(f"rank {rank}")
         self.places: dict[int, int] = {}
@@ -114,10 +116,12 @@ class ProgramRecorder(WorkRecorder):
 
     def compute(self, name: str, *how: Any) -> None:
         with self.program.lock:
-            free_ps = self.now_ps
+            after: tuple[int, ...] = ()
+            free_ps = self.clock_ps[COMPUTE]
             super().compute(name, *how)
-            after = (self.launcher.launched_ps,) if isinstance(self.launcher, NotingLauncher) else ()
-            self._note(COMPUTE, self.now_ps - max((free_ps, *after)), after, name)
+            if self.launcher is not None:
+                free_ps, after = max(free_ps, self.launcher.launched_ps), (self.launcher.launched_ps.action,)
+            self._note(COMPUTE, self.clock_ps[COMPUTE] - free_ps, after, name)
 
     def communicate(self, name: str, kind: str, stream: str, *how: Any, after: Any = ()) -> NotedTime:
         _, _, start_ps, end_ps, _, _, group, seq, *_ = how
@@ -134,7 +138,8 @@ class ProgramRecorder(WorkRecorder):
             call, duration_ps = Communication(RECEIVE, group, seq), 0
         with self.program.lock:
             super().communicate(name, kind, stream, *how)
-            return NotedTime(end_ps, self._note(stream, duration_ps, after, name, call))
+            actions = tuple([time.action for time in after])
+            return NotedTime(end_ps, self._note(stream, duration_ps, actions, name, call))
 
     def reply(self, op: str, at_ps: Any, channel: tuple[int, int], seq: int) -> NotedTime:
         kind, after = (SEND, (at_ps.action,)) if op == "send" else (RECEIVE, ())
@@ -150,11 +155,10 @@ class ProgramRecorder(WorkRecorder):
         self.program.wait(*after, device=self._number)
 
     def _note(
-        self, stream: str, duration_ps: int, after: Iterable[NotedTime], name: str, call: Communication | None = None
+        self, stream: str, duration_ps: int, after: tuple[int, ...], name: str, call: Communication | None = None
     ) -> int:
         """Add the action of the newest event."""
-        actions = tuple(time.action for time in after)
-        number = self.program.add(stream, duration_ps, actions, name, call, self._number)
+        number = self.program.add(stream, duration_ps, after, name, call, self._number)
         self.places[len(self._recording.rows) - 1] = number
         return number
 

@@ -1,70 +1,17 @@
-"""Programs and task graphs: several devices as in the recorder, synchronous sends, calls that do not match."""
+"""Programs and task graphs: synchronous sends, calls that do not match."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
 from oracles_simulate import programs_of, scripts
 from refusals import refused
 
 from simparallel.clock.algebra import solve
 from simparallel.clock.program import RankProgram
-from simparallel.clock.recorder import COMPUTE, Recorder
+from simparallel.clock.recorder import COMPUTE
 from simparallel.clock.task_graph import task_graph
 from simparallel.errors import CollectiveMismatchError, DeadlockError, InputError
-from simparallel.machine.cluster import describe, picoseconds
-from simparallel.machine.devices import Device
-
-SPEC = describe(1, devices_per_rank=3)
-LAUNCH_PS = picoseconds(SPEC.device.launch_s)
-# (what, device, other device, size)
-STEPS = st.tuples(
-    st.sampled_from(["compute", "copy", "synchronize"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 9)
-)
-BLOCKS = st.lists(st.tuples(st.booleans(), st.lists(STEPS, max_size=6)), max_size=4)
-
-
-@given(BLOCKS, st.booleans())
-def test_devices_share_an_interpreter_as_recorded(blocks, has_one):
-    """Work on three devices of a rank, copies between them, and blocks of one thread for each device."""
-    recorder, program = Recorder(0, SPEC), RankProgram("rank 0")
-    recorder.compute("first", "forward", 0, 0, (LAUNCH_PS, 0, 0))
-    program.compute(LAUNCH_PS)
-    devices = [Device("sim", i) for i in range(1 if has_one else 3)]
-    recorders = [recorder.of(each) for each in devices]
-    if not has_one:
-        program.launch_from(range(3), LAUNCH_PS)
-
-    def run(step):
-        what, src, dst, size = step
-        src, dst = (0, 0) if has_one else (src, dst)
-        if what == "compute":
-            recorders[src].compute("work", "forward", 0, 0, (size * LAUNCH_PS // 4, 0, 0))
-            program.compute(size * LAUNCH_PS // 4, device=src)
-        elif what == "synchronize":
-            recorder.synchronize(devices[src])
-            program.synchronize(src)
-        elif src != dst:
-            recorders[src].copy_to(recorders[dst], "copy", 0, 0, size)
-            program.copy(src, dst, SPEC.copy(size).time_ps)
-
-    for has_threads, steps in blocks:
-        if has_threads:
-            with recorder.threads(devices), program.threads(range(len(devices))):
-                for step in steps:
-                    run(step)
-        else:
-            for step in steps:
-                run(step)
-
-    graph = task_graph([program], {})
-    clocks = dict(zip(graph.streams, solve(graph).clocks.tolist(), strict=True))
-    for i, each in enumerate(recorders):
-        found = {
-            name: time_ps for (_, number, name), time_ps in clocks.items() if number == i and name in each.clock_ps
-        }
-        assert found == {name: time_ps for name, time_ps in each.clock_ps.items() if time_ps or name in found}
-        assert clocks.get((0, i, COMPUTE), 0) == each.now_ps
 
 
 def test_synchronous_send_ends_with_its_receive():
