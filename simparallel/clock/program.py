@@ -106,9 +106,9 @@ class RankProgram:
         number = self._last.get((stream, device))
         return self.add(stream, 0, device=device) if number is None else number
 
-    def compute(self, duration_ps: int, key: Hashable = None, device: int = 0) -> int:
+    def compute(self, duration_ps: int, key: Hashable = None) -> int:
         """Compute for a time [ps]."""
-        return self.add(COMPUTE, duration_ps, key=key, device=device)
+        return self.add(COMPUTE, duration_ps, key=key)
 
     def collective(
         self,

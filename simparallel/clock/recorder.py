@@ -95,7 +95,7 @@ class Launcher:
         self.launch_ps = launch_ps
 
     def moment(self) -> int:
-        """Return `now_ps` for what comes after it, see `Recorder.moment`."""
+        """Return `now_ps` for what comes after it or waits for it, see `Recorder.moment`."""
         return self.now_ps
 
     def launch(self) -> int:
@@ -321,7 +321,10 @@ class Recorder:
         return self.clock_ps[COMPUTE]
 
     def moment(self, stream: str = COMPUTE) -> int:
-        """Return when a stream is free [ps], for what comes after it or waits for it; dry runs note by what it is."""
+        """Return when a stream is free [ps], for what comes after it or waits for it.
+
+        In a dry run, the time also knows the last action of the stream.
+        """
         return self.clock_ps.get(stream, 0)
 
     def reply(self, op: str, at_ps: int, channel: tuple[int, int], seq: int) -> int:

@@ -275,18 +275,19 @@ class MessageLane(Lane):
         recorder: Recorder,
         op: str,
         start_ns: int,
-        times_ps: tuple[int, int, int],
+        issued_ps: int,
+        start_ps: int,
+        end_ps: int,
         sizes: tuple[int, int],
         seq: int,
     ) -> int:
-        """Record the event of a message; return its end [ps].
+        """Record the event of a message; return its end, see `Recorder.communicate`.
 
         Args:
-            times_ps: when the program issued it, its start, and its end.
+            issued_ps: moment at which the program issued it.
             sizes: bytes of its array, and bytes that this rank sent.
         """
         stream = f"send to {self.dst}" if op == "send" else f"recv from {self.src}"
-        issued_ps, start_ps, end_ps = times_ps
         return recorder.communicate(
             op, "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst), seq,
             after=(issued_ps,),
@@ -368,9 +369,11 @@ class Outbox(MessageLane):
             faults.at("published", "p2p", "send", number + 1)
         if recorder is not None:
             cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
-            times_ps, sizes = (issued_ps, start_ps, start_ps + cost.time_ps), (x.nbytes, cost.sent_bytes)
+            end_ps, sizes = start_ps + cost.time_ps, (x.nbytes, cost.sent_bytes)
             # The running work is this one.
-            self._queue[0].sim_end_ps = self.record(recorder, "send", start_ns, times_ps, sizes, number)
+            self._queue[0].sim_end_ps = self.record(
+                recorder, "send", start_ns, issued_ps, start_ps, end_ps, sizes, number
+            )
         if faults is not None:
             faults.at("returned", "p2p", "send", number + 1)
 
@@ -525,8 +528,10 @@ class Inbox(MessageLane):
             cost = recorder.cluster.message(x.nbytes, self.src, transport.rank)
             end_ps = max(receive.issued_ps, letter[h.SIM_PS] + cost.time_ps)
             begin_ps = max(receive.issued_ps, letter[h.SIM_PS], recorder.clock_ps.get(stream, 0))
-            times_ps = receive.issued_ps, min(begin_ps, end_ps), end_ps
-            receive.sim_end_ps = self.record(recorder, "recv", receive.start_ns, times_ps, (x.nbytes, 0), letter[h.SEQ])
+            start_ps, sizes = min(begin_ps, end_ps), (x.nbytes, 0)
+            receive.sim_end_ps = self.record(
+                recorder, "recv", receive.start_ns, receive.issued_ps, start_ps, end_ps, sizes, letter[h.SEQ]
+            )
         elif self.recorder is not None and receive.named.op == "ssend":
             # The reply to a message of this rank.
             receive.sim_end_ps = self.recorder.reply("recv", letter[h.SIM_PS], (self.src, self.dst), letter[h.TAG])
