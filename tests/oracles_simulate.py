@@ -11,9 +11,40 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from simparallel.clock.program import RankProgram
+from simparallel.clock import program
 
 COMPUTE, COLLECTIVE, SEND, RECEIVE, WAIT = range(5)
+
+
+class WrittenProgram(program.RankProgram):
+    """A program of a test.
+
+    Attributes:
+        shown: numbers of its work and its calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[int] = []
+
+    def _show(self, *action: Any) -> int:
+        self.shown.append(self.add(*action))
+        return self.shown[-1]
+
+    def compute(self, duration_ps: int) -> int:
+        return self._show("compute", duration_ps)
+
+    def collective(self, group: Any, seq: Any, duration_ps: int, size_bytes: int = 0, latency_ps: int = 0) -> int:
+        call = program.Communication(program.COLLECTIVE, group, seq, size_bytes, latency_ps)
+        return self._show(("comm", group), duration_ps, (self.last(),), call)
+
+    def send(self, channel: Any, seq: Any, duration_ps: int, size_bytes: int = 0, latency_ps: int = 0) -> int:
+        call = program.Communication(program.SEND, channel, seq, size_bytes, latency_ps)
+        return self._show(("send", channel), duration_ps, (self.last(),), call)
+
+    def receive(self, channel: Any, seq: Any) -> int:
+        call = program.Communication(program.RECEIVE, channel, seq)
+        return self._show(("recv", channel), 0, (self.last(),), call)
 
 
 class Line(NamedTuple):
@@ -108,30 +139,30 @@ def size_of(line: Line) -> int:
 
 def programs_of(
     script: Script, price: Price = size_of, latency: Price | None = None, steps: int = 1
-) -> list[RankProgram]:
+) -> list[WrittenProgram]:
     """Return the programs of a script that runs `steps` times. Groups have the keys 0, 1, …, channels (src, dst)."""
-    programs = [RankProgram(f"rank {rank}") for rank in range(script.num_ranks)]
+    programs = [WrittenProgram() for _ in range(script.num_ranks)]
     for step in range(steps):
         _add_lines(programs, script, price, latency, step)
     return programs
 
 
-def _add_lines(programs: list[RankProgram], script: Script, price: Price, latency: Price | None, step: int) -> None:
+def _add_lines(programs: list[WrittenProgram], script: Script, price: Price, latency: Price | None, step: int) -> None:
     handles: list[list[int]] = [[] for _ in programs]
     for line in script.lines:
         kind, rank, where, number, size = line
-        program, own = programs[rank], handles[rank]
+        written, own = programs[rank], handles[rank]
         numbers = {"size_bytes": size, "latency_ps": latency(line) if latency else 0}
         if kind == COMPUTE:
-            program.compute(size, "work")
+            written.compute(size)
         elif kind == COLLECTIVE:
-            own.append(program.collective(where, (step, number), price(line), **numbers))
+            own.append(written.collective(where, (step, number), price(line), **numbers))
         elif kind == SEND:
-            own.append(program.send((rank, where), (step, number), price(line), **numbers))
+            own.append(written.send((rank, where), (step, number), price(line), **numbers))
         elif kind == RECEIVE:
-            own.append(program.receive((where, rank), (step, number)))
+            own.append(written.receive((where, rank), (step, number)))
         else:
-            program.wait(own[number])
+            written.wait(own[number])
 
 
 def clocks_of(script: Script, price: Price = size_of) -> list[list[tuple[int, int]]]:

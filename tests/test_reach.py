@@ -26,10 +26,7 @@ BESIDE = [
     if path.suffix in (".cfg", ".md", ".py") and path.name != "CHANGELOG.md"
 ]
 # Used where no search for names sees it.
-USED = {
-    "FigureCanvas": "matplotlib looks for it in the module of a backend",
-    "launch_from": "an interpreter is a stream, which programs will say",
-}
+USED = {"FigureCanvas": "matplotlib looks for it in the module of a backend"}
 DEFINITION = re.compile(r"^(?P<method> {4})?(?:def|class) (?P<name>\w+)|^@(?P<decorator>\w+)|^\w", re.M)
 # Docstrings and comments use nothing, nor does a definition use its own name.
 WORD = re.compile(r'"""[\s\S]*?"""|#.*|(?:def|class) \w+|"((?:\\.|[^"\\\n])*)"|(\w+)')

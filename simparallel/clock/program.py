@@ -16,16 +16,15 @@ Programs are data: they have durations and no times. `solver.solve` finds the ti
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Hashable
 from typing import NamedTuple
 
-from simparallel.clock.event import COMPUTE, COPY_IN, COPY_OUT
+from simparallel.clock.event import COMPUTE
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
-# The stream of the interpreter, which starts the operations of a rank with several devices one after the other. Its
-# device number is that of no device.
-LAUNCHER, INTERPRETER = "launcher", -1
+# The stream of the interpreter, where it does not start each operation when the one before it has ended.
+LAUNCHER = "launcher"
 
 
 class Communication(NamedTuple):
@@ -53,159 +52,51 @@ class ProgramAction(NamedTuple):
         stream: name of the stream; actions of a device's stream run one after the other. None for no stream.
         duration_ps: time that it takes [ps].
         after: numbers of earlier actions of the program that end before it starts.
-        key: name of the work, for prices and for jitter.
         call: the part that concerns other ranks; None for work of this rank alone.
-        device: number of the device in the rank; INTERPRETER for its launches.
+        device: number of the device in the rank.
     """
 
     stream: Hashable
     duration_ps: int
     after: tuple[int, ...] = ()
-    key: Hashable = None
     call: Communication | None = None
     device: int = 0
 
 
 class RankProgram:
-    """The actions of one rank, or of a class of ranks, and methods that append to them as the recorder notes events.
-
-    Every method that appends an action returns its number.
-
-    Args:
-        name: name in errors, such as "rank 3".
+    """The actions of one rank; methods that append one return its number.
 
     Attributes:
         actions: the actions so far.
+        lock: held while an action is appended; several threads may drive the devices of a rank.
     """
 
-    def __init__(self, name: str = "") -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.actions: list[ProgramAction] = []
+        self.lock = threading.RLock()
         # (stream, device) -> its last action.
         self._last: dict[tuple[Hashable, int], int] = {}
-        # device -> its launcher's stream, and launch time [ps]; empty while there is one device.
-        self._launchers: dict[int, tuple[Hashable, int]] = {}
 
     def add(
         self,
         stream: Hashable,
         duration_ps: int,
         after: tuple[int, ...] = (),
-        key: Hashable = None,
         call: Communication | None = None,
         device: int = 0,
     ) -> int:
         """Append an action; the arguments are the attributes of `ProgramAction`."""
-        number = len(self.actions)
-        self.actions.append(ProgramAction(stream, duration_ps, after, key, call, device))
-        self._last[stream, device] = number
-        return number
+        with self.lock:
+            number = len(self.actions)
+            self.actions.append(ProgramAction(stream, duration_ps, after, call, device))
+            self._last[stream, device] = number
+            return number
 
     def last(self, stream: Hashable = COMPUTE, device: int = 0) -> int:
         """Return the last action of a stream; on an unused stream, an action that takes no time is added."""
         number = self._last.get((stream, device))
         return self.add(stream, 0, device=device) if number is None else number
 
-    # --- one device ----------------------------------------------------------------------------------
-
-    def compute(self, duration_ps: int, key: Hashable = None, device: int = 0) -> int:
-        """Compute for a time [ps]."""
-        return self.add(COMPUTE, duration_ps, self._launch(device), key, device=device)
-
-    def collective(
-        self,
-        group: Hashable,
-        seq: Hashable,
-        duration_ps: int,
-        *,
-        size_bytes: int = 0,
-        latency_ps: int = 0,
-        key: Hashable = None,
-    ) -> int:
-        """Issue a collective of a group, as with `async_op=True`."""
-        call = Communication(COLLECTIVE, group, seq, size_bytes, latency_ps)
-        return self.add(("comm", group), duration_ps, (self.last(),), key, call)
-
-    def send(
-        self,
-        channel: Hashable,
-        seq: Hashable,
-        duration_ps: int,
-        *,
-        size_bytes: int = 0,
-        latency_ps: int = 0,
-        key: Hashable = None,
-    ) -> int:
-        """Issue a message through a channel."""
-        call = Communication(SEND, channel, seq, size_bytes, latency_ps)
-        return self.add(("send", channel), duration_ps, (self.last(),), key, call)
-
-    def receive(self, channel: Hashable, seq: Hashable, key: Hashable = None) -> int:
-        """Issue the receive of a message; its duration is the sender's."""
-        return self.add(("recv", channel), 0, (self.last(),), key, Communication(RECEIVE, channel, seq))
-
-    def reply(self, received: int, channel: Hashable, seq: Hashable) -> int:
-        """Send word, in no time, that a receive has ended: the sender of an `ssend` receives it."""
-        return self.add(None, 0, (received,), None, Communication(SEND, channel, seq))
-
     def wait(self, *actions: int, device: int = 0) -> int:
         """Let a device wait for earlier actions."""
         return self.add(COMPUTE, 0, actions, device=device)
-
-    # --- several devices of one rank -----------------------------------------------------------------
-
-    def launch_from(self, devices: Sequence[int], launch_ps: int) -> None:
-        """Share one interpreter between devices; each start of an operation takes `launch_ps`.
-
-        Until now the interpreter has run in step with the first device of the rank, so its clock starts at that time.
-        """
-        if not self._launchers:
-            self.add(LAUNCHER, 0, (self.last(),), device=INTERPRETER)
-        self._launchers.update(dict.fromkeys(devices, (LAUNCHER, launch_ps)))
-
-    def copy(self, src: int, dst: int, duration_ps: int, key: Hashable = None) -> int:
-        """Copy from one device to another, which waits for it; each direction of a port has one copy at a time."""
-        after = (self.last(device=src), self.last(COPY_IN, dst), *self._launch(src))
-        copied = self.add(COPY_OUT, duration_ps, after, key, device=src)
-        self.add(COPY_IN, 0, (copied,), device=dst)
-        self.wait(copied, device=dst)
-        return copied
-
-    def synchronize(self, device: int) -> None:
-        """Let the interpreter wait for a device, as it does to read a value."""
-        if self._launchers:
-            self.add(self._launchers[device][0], 0, (self.last(device=device),), device=INTERPRETER)
-
-    @contextmanager
-    def threads(self, devices: Sequence[int]) -> Iterator[None]:
-        """Start operations inside the block as if one thread for each device shared the interpreter evenly."""
-        before = dict(self._launchers)
-        if before:
-            begin = self.last(LAUNCHER, INTERPRETER)
-            for device in devices:
-                stream, launch_ps = (LAUNCHER, device), before[device][1] * len(devices)
-                self.add(stream, 0, (begin,), device=INTERPRETER)
-                self._launchers[device] = stream, launch_ps
-        try:
-            yield
-        finally:
-            if before:
-                ends = tuple(self.last((LAUNCHER, device), INTERPRETER) for device in devices)
-                self.add(LAUNCHER, 0, ends, device=INTERPRETER)
-            self._launchers = before
-
-    def _launch(self, device: int) -> tuple[int, ...]:
-        """Start an operation; return what it comes after on the interpreter's stream."""
-        if not self._launchers:
-            return ()
-        stream, launch_ps = self._launchers[device]
-        # The operation begins with its launch, so it comes after the previous launch.
-        begin = self.last(stream, INTERPRETER)
-        self.add(stream, launch_ps, device=INTERPRETER)
-        return (begin,)
-
-    def __len__(self) -> int:
-        return len(self.actions)
-
-    def __repr__(self) -> str:
-        return f"RankProgram({self.name!r}, {len(self.actions)} actions)"

@@ -48,17 +48,32 @@ class Launcher:
     Args:
         now_ps: time at which it can start the next operation.
         launch_ps: time that each start takes.
+
+    Attributes:
+        launched_ps: start of the last operation.
     """
 
     def __init__(self, now_ps: int, launch_ps: int) -> None:
-        self.now_ps = now_ps
+        self.now_ps = self.launched_ps = now_ps
         self.launch_ps = launch_ps
+
+    def moment(self) -> int:
+        """Return `now_ps` for what comes after it or waits for it, see `Recorder.moment`."""
+        return self.now_ps
 
     def launch(self) -> int:
         """Start the next operation; return the time of its start [ps]."""
-        start_ps = self.now_ps
-        self.now_ps = start_ps + self.launch_ps
-        return start_ps
+        self.launched_ps = self.moment()
+        self.spend(self.launch_ps)
+        return self.launched_ps
+
+    def spend(self, duration_ps: int) -> None:
+        """Be busy for a time."""
+        self.now_ps += duration_ps
+
+    def wait(self, until_ps: int) -> None:
+        """Wait until a time, given as a moment."""
+        self.now_ps = max(self.now_ps, until_ps)
 
 
 class NullObserver:
@@ -206,7 +221,7 @@ class Recorder:
         # The interpreter has launched everything so far, so its clock starts at the first device's time.
         if self.launcher is None:
             launch_s = self.cluster.device.launch_s * self.cluster.device_factor(self.rank)
-            self.launcher = Launcher(self.now_ps, picoseconds(launch_s))
+            self.launcher = self.new_launcher(self.moment(), picoseconds(launch_s))
             self._devices[FIRST] = self
         # A shallow copy shares recording, prices and metrics; memory and clocks are the device's own.
         first = self._devices[FIRST]
@@ -244,13 +259,13 @@ class Recorder:
             return
         # Taking turns, each of n threads starts an operation every n launch times.
         for recorder in recorders:
-            recorder.launcher = Launcher(common.now_ps, common.launch_ps * len(recorders))
+            recorder.launcher = recorder.new_launcher(common.moment(), common.launch_ps * len(recorders))
         try:
             yield
         finally:
             for recorder in recorders:
                 assert recorder.launcher is not None
-                common.now_ps = max(common.now_ps, recorder.launcher.now_ps)
+                common.wait(recorder.launcher.moment())
                 recorder.launcher = common
 
     def synchronize(self, device: Device) -> None:
@@ -259,7 +274,7 @@ class Recorder:
             return  # no other device has been used, and reading a tensor must not create one
         recorder = self.of(device)
         assert recorder.launcher is not None
-        recorder.launcher.now_ps = max(recorder.launcher.now_ps, recorder.now_ps)
+        recorder.launcher.wait(recorder.moment())
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -268,9 +283,27 @@ class Recorder:
         """Simulated time of the compute stream [ps]."""
         return self.clock_ps[COMPUTE]
 
-    def issue(self, stream: str) -> int:
-        """Return the time [ps] at which the program issues a communication on a stream; dry runs note it."""
-        return self.clock_ps[COMPUTE]
+    def moment(self, stream: str = COMPUTE) -> int:
+        """Return when a stream is free [ps], for what comes after it or waits for it.
+
+        In a dry run, the time also knows the last action of the stream.
+        """
+        return self.clock_ps.get(stream, 0)
+
+    def reply(self, op: str, at_ps: int, channel: tuple[int, int], seq: int) -> int:
+        """Return the time of the reply to a message, which takes no time and has no event; dry runs note it.
+
+        Args:
+            op: "send" or "recv".
+            at_ps: when the message was received, as `communicate` returned it; for "recv", as the reply says.
+            channel: ranks that send and receive the reply.
+            seq: number of the reply, the same on both ranks.
+        """
+        return at_ps
+
+    def new_launcher(self, now_ps: int, launch_ps: int) -> Launcher:
+        """Make a launcher for this device; `now_ps` is a moment."""
+        return Launcher(now_ps, launch_ps)
 
     def price(
         self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
@@ -384,18 +417,18 @@ class Recorder:
         """
         assert self.launcher is not None
         # One copy at a time through each port and direction.
-        out, into = self.clock_ps.get(COPY_OUT, 0), other.clock_ps.get(COPY_IN, 0)
-        start_ps = max(self.now_ps, out, into, self.launcher.launch())
+        after = self.moment(), self.moment(COPY_OUT), other.moment(COPY_IN), self.launcher.launch()
+        start_ps = max(after)
         cost = self.cluster.copy(size_bytes)
         end_ps = start_ps + cost.time_ps
         number, self._copies[0] = self._copies[0], self._copies[0] + 1
         self.communicate(
             f"{name} to {other.device}", "copy", COPY_OUT, wall_start_ns, wall_end_ns, start_ps, end_ps,
-            size_bytes, cost.sent_bytes, (self.rank,), number,
+            size_bytes, cost.sent_bytes, (self.rank,), number, after=after,
         )  # fmt: skip
-        other.communicate(
+        end_ps = other.communicate(
             f"{name} from {self.device}", "copy", COPY_IN, wall_start_ns, wall_end_ns, start_ps, end_ps,
-            size_bytes, 0, (self.rank,), number,
+            size_bytes, 0, (self.rank,), number, after=after,
         )  # fmt: skip
         other.join(end_ps)
 
@@ -414,8 +447,16 @@ class Recorder:
         seq: int,
         step_ps: tuple[int, ...] = (),
         algorithm: str = "",
-    ) -> None:
-        """Set the clock of `stream` to the end of a communication and record the event."""
+        after: tuple[int, ...] = (),
+    ) -> int:
+        """Set the clock of `stream` to the end of a communication and record the event.
+
+        Args:
+            after: moments before which it cannot start, other than those of other ranks; dry runs note them.
+
+        Returns:
+            `sim_end_ps`, for `join`.
+        """
         self.clock_ps[stream] = sim_end_ps
         if self.listener is not None:
             self.listener(name, kind, stream, size_bytes, sent_bytes, group, seq)
@@ -427,6 +468,7 @@ class Recorder:
             ))  # fmt: skip
             if len(rows) >= self._limit:
                 self._recording.thin(self.step)
+        return sim_end_ps
 
     def mark(self, name: str, depth: int, step: int, wall_start_ns: int, sim_start_ps: int) -> None:
         """Record a mark that ends now, inside of `depth` other marks."""
@@ -442,7 +484,7 @@ class Recorder:
         """Let the compute stream wait until `until_ps`.
 
         Args:
-            until_ps: end of a communication.
+            until_ps: end of a communication, as `communicate` returned it, or a moment of another device.
             busy_ps: the time that it keeps a core busy. Where the ranks' cores do the communicating, nothing overlaps.
         """
         now_ps = self.clock_ps[COMPUTE]

@@ -112,7 +112,7 @@ class ProgramGraph(TaskGraph):
         # (stream, device) -> its last task.
         last: dict[tuple[Hashable, int], int] = {}
         for action in program.actions:
-            stream, duration_ps, after, _, call, device = action
+            stream, duration_ps, after, call, device = action
             before = [own[i] for i in after]
             queue = last.get((stream, device)) if stream is not None else None
             known = calls.get(call[:3]) if call is not None and call.kind == COLLECTIVE else None

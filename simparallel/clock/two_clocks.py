@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simparallel.clock.recorder import Launcher, Recorder
+from simparallel.clock.recorder import Recorder
 from simparallel.errors import InputError
 from simparallel.machine.cluster import picoseconds
 from simparallel.machine.device import COPY, READ
@@ -23,7 +23,7 @@ class TwoClockRecorder(Recorder):
         super().__init__(*args, **settings)
         self.has_two_clocks = bool(self.cluster.device.host_costs)
         if self.has_two_clocks:
-            self.launcher = Launcher(0, 0)
+            self.launcher = self.new_launcher(self.moment(), 0)
         # Id of a price, which is kept -> the interpreter's time [ps].
         self._host_ps: dict[int, int] = {}
 
@@ -46,29 +46,26 @@ class TwoClockRecorder(Recorder):
         if self.has_two_clocks:
             assert self.launcher is not None
             if name in self.cluster.device.host_waits:
-                self._wait()
+                self.launcher.wait(self.moment())
             self.launcher.launch_ps = self._host_ps[id(price)]
         super().compute(name, kind, wall_start_ns, wall_end_ns, price, layer)
 
     def read(self) -> None:
         """Let the interpreter wait for the device and read a value."""
         if self.has_two_clocks:
-            self._wait()
-            self._pass(READ, 0)
+            self._spend(READ, 0, waits=True)
 
     def copy_in(self, size_bytes: int) -> None:
         """Let the interpreter copy a host array to the device."""
         if self.has_two_clocks:
-            self._pass(COPY, size_bytes)
+            self._spend(COPY, size_bytes)
 
-    def _wait(self) -> None:
+    def _spend(self, name: str, size_bytes: int, *, waits: bool = False) -> None:
         assert self.launcher is not None
-        self.launcher.now_ps = max(self.launcher.now_ps, self.now_ps)
-
-    def _pass(self, name: str, size_bytes: int) -> None:
-        assert self.launcher is not None
+        if waits:
+            self.launcher.wait(self.moment())
         host_s = self.cluster.device.host_s(name, 0, size_bytes, 1)
-        self.launcher.now_ps += picoseconds(host_s * self.cluster.device_factor(self.rank))
+        self.launcher.spend(picoseconds(host_s * self.cluster.device_factor(self.rank)))
 
     def _add(self, device: Device) -> Recorder:
         if self.has_two_clocks:

@@ -43,14 +43,14 @@ def wait_for(device: Device) -> None:
     """Make the first device wait, in simulated time, until another device has computed the data to send."""
     recorder = current_recorder()
     if recorder is not None and device is not recorder.device:
-        recorder.join(recorder.of(device).now_ps)
+        recorder.join(recorder.of(device).moment())
 
 
 def go_on(device: Device) -> None:
     """Make another device wait, in simulated time, until the first device has the received data."""
     recorder = current_recorder()
     if recorder is not None and device is not recorder.device:
-        recorder.of(device).join(recorder.now_ps)
+        recorder.of(device).join(recorder.moment())
 
 
 def device_of(x: Any) -> Device:

@@ -118,13 +118,14 @@ class Call(Work):
         # Step 8. A kept `Work` must not keep the arrays alive.
         if recorder is not None:
             size_bytes, cost = plan.price or self.body.price(self, recorder)
-            self.sim_end_ps, self.sim_busy_ps = sim_start_ps + cost.time_ps, cost.time_ps
+            self.sim_busy_ps = cost.time_ps
             wall_ns = self.wall_ns or (start_ns, perf_counter_ns())
-            times = *wall_ns, sim_start_ps, self.sim_end_ps
+            times = *wall_ns, sim_start_ps, sim_start_ps + cost.time_ps
             sizes = size_bytes, cost.sent_bytes
-            recorder.communicate(
-                plan.op, "collective", group.stream, *times, *sizes, group.ranks, seq, self.step_ps, cost.algorithm
-            )
+            self.sim_end_ps = recorder.communicate(
+                plan.op, "collective", group.stream, *times, *sizes, group.ranks, seq, self.step_ps, cost.algorithm,
+                after=(self._issued_ps,),
+            )  # fmt: skip
         self.x = self.kept = self.out = self.given = None
         return result
 

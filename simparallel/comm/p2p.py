@@ -271,13 +271,27 @@ class MessageLane(Lane):
         self._letters = [control.letter(src, dst, number) for number in range(RING)]
 
     def record(
-        self, recorder: Recorder, op: str, start_ns: int, start_ps: int, end_ps: int, sizes: tuple[int, int], seq: int
-    ) -> None:
-        """Record the event of a message; `sizes`: bytes of its array, and bytes that this rank sent."""
+        self,
+        recorder: Recorder,
+        op: str,
+        start_ns: int,
+        issued_ps: int,
+        start_ps: int,
+        end_ps: int,
+        sizes: tuple[int, int],
+        seq: int,
+    ) -> int:
+        """Record the event of a message; return its end, see `Recorder.communicate`.
+
+        Args:
+            issued_ps: moment at which the program issued it.
+            sizes: bytes of its array, and bytes that this rank sent.
+        """
         stream = f"send to {self.dst}" if op == "send" else f"recv from {self.src}"
-        recorder.communicate(
-            op, "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst), seq
-        )
+        return recorder.communicate(
+            op, "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst), seq,
+            after=(issued_ps,),
+        )  # fmt: skip
 
 
 class Outbox(MessageLane):
@@ -303,7 +317,7 @@ class Outbox(MessageLane):
         """
         site = self.transport.call_site() if part_of is None else part_of
         recorder = self.recorder if part_of is None else None
-        issued_ps = recorder.issue(f"send to {self.dst}") if recorder else at_ps
+        issued_ps = recorder.moment() if recorder else at_ps
         named = Named("send", x.dtype, x.shape, "dst", self.dst, tag, site)
         return self.submit(Send(self, self._steps(x, tag, site, issued_ps, recorder), named))
 
@@ -311,7 +325,7 @@ class Outbox(MessageLane):
         """Queue a message; the work is finished once the other side has received it and replied."""
         site = self.transport.call_site()
         self._replies += 1
-        issued_ps = self.recorder.issue(f"send to {self.dst}") if self.recorder else 0
+        issued_ps = self.recorder.moment() if self.recorder else 0
         named = Named("ssend", x.dtype, x.shape, "dst", self.dst, tag, site)
         reply = Receive([replies], np.empty(0, BYTES), -self._replies, named, issued_ps, None)
         sent = Send(self, self._steps(x, tag, site, issued_ps, self.recorder, self._replies), named)
@@ -355,8 +369,11 @@ class Outbox(MessageLane):
             faults.at("published", "p2p", "send", number + 1)
         if recorder is not None:
             cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
-            end_ps = self._queue[0].sim_end_ps = start_ps + cost.time_ps  # the running work is this one
-            self.record(recorder, "send", start_ns, start_ps, end_ps, (x.nbytes, cost.sent_bytes), number)
+            end_ps, sizes = start_ps + cost.time_ps, (x.nbytes, cost.sent_bytes)
+            # The running work is this one.
+            self._queue[0].sim_end_ps = self.record(
+                recorder, "send", start_ns, issued_ps, start_ps, end_ps, sizes, number
+            )
         if faults is not None:
             faults.at("returned", "p2p", "send", number + 1)
 
@@ -511,12 +528,19 @@ class Inbox(MessageLane):
             cost = recorder.cluster.message(x.nbytes, self.src, transport.rank)
             end_ps = max(receive.issued_ps, letter[h.SIM_PS] + cost.time_ps)
             begin_ps = max(receive.issued_ps, letter[h.SIM_PS], recorder.clock_ps.get(stream, 0))
-            receive.sim_end_ps = end_ps
-            start_ps = min(begin_ps, end_ps)
-            self.record(recorder, "recv", receive.start_ns, start_ps, end_ps, (x.nbytes, 0), letter[h.SEQ])
+            start_ps, sizes = min(begin_ps, end_ps), (x.nbytes, 0)
+            receive.sim_end_ps = self.record(
+                recorder, "recv", receive.start_ns, receive.issued_ps, start_ps, end_ps, sizes, letter[h.SEQ]
+            )
+        elif self.recorder is not None and receive.named.op == "ssend":
+            # The reply to a message of this rank.
+            receive.sim_end_ps = self.recorder.reply("recv", letter[h.SIM_PS], (self.src, self.dst), letter[h.TAG])
         # The sender asked for a reply (`ssend`)
         if letter[h.EXPOSURE] and self.reply is not None:
-            self.reply(np.empty(0, BYTES), -letter[h.EXPOSURE], receive.named.site, receive.sim_end_ps)
+            tag, at_ps = -letter[h.EXPOSURE], receive.sim_end_ps
+            if recorder is not None:
+                at_ps = recorder.reply("send", at_ps, (self.dst, self.src), tag)
+            self.reply(np.empty(0, BYTES), tag, receive.named.site, at_ps)
 
 
 def receive(inboxes: Sequence[Inbox], x: np.ndarray, tag: int | None, part_of: int | None = None) -> Receive:
@@ -525,5 +549,5 @@ def receive(inboxes: Sequence[Inbox], x: np.ndarray, tag: int | None, part_of: i
     site = first.transport.call_site() if part_of is None else part_of
     recorder = first.recorder if part_of is None else None
     named = Named("recv", x.dtype, x.shape, "src", first.src if len(inboxes) == 1 else None, tag, site)
-    issued_ps = recorder.issue(f"recv from {first.src}") if recorder else 0
+    issued_ps = recorder.moment() if recorder else 0
     return Receive(inboxes, x, tag, named, issued_ps, recorder).begin()

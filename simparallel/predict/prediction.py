@@ -235,15 +235,15 @@ class Prediction:
         """Return the trace with links shared by groups that communicate at once.
 
         The prediction itself times each collective as if it were alone. Here transfers that meet on a link share it,
-        max-min fair, as in the fluid model of SimGrid (Casanova et al. 2014).
+        max-min fair, as in the fluid model of SimGrid (Casanova et al. 2014). A receive from any rank still gets the
+        message that it got.
 
         Args:
             compute: factor on the time of work while its rank communicates; Galvatron assumes 1.3.
             communication: factor on the time of a communication while one of its ranks computes.
 
         Raises:
-            InputError: ranks were folded (`dry_run(..., fold=False)` runs all), a rank has several devices, or a
-                message asks for a reply.
+            InputError: ranks were folded (`dry_run(..., fold=False)` runs all).
         """
         found = contended(self._all_recorders("contended"), self.cluster, Interference(compute, communication))
         return Trace(chain.from_iterable(found.values()), self.cluster, name="prediction, links shared")

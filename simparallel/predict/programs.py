@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.clock.event import Event
-from simparallel.clock.program import COLLECTIVE, RECEIVE, SEND, Communication, RankProgram
+from simparallel.clock.event import COMPUTE, Event
+from simparallel.clock.program import COLLECTIVE, LAUNCHER, RECEIVE, SEND, Communication, RankProgram
+from simparallel.clock.recorder import Launcher
 from simparallel.clock.shared_links import Interference
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph, Times
 from simparallel.clock.two_clocks import TwoClockRecorder
-from simparallel.errors import InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 
 
@@ -41,51 +41,91 @@ class WorkRecorder(TwoClockRecorder):
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
     ) -> None:
-        start_ps = self.now_ps
+        start_ps = self.clock_ps[COMPUTE]
         super().compute(name, kind, wall_start_ns, wall_end_ns, price, layer)
         # Measured operations may be faster than the described peak.
-        at_peak_ps = min(self._at_peak_of[id(price)], self.now_ps - start_ps)
+        at_peak_ps = min(self._at_peak_of[id(price)], self.clock_ps[COMPUTE] - start_ps)
         self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
+
+
+class NotedTime(int):
+    """A time [ps] that knows at the end of which action of a program it is.
+
+    Attributes:
+        action: number of the action.
+    """
+
+    action: int
+
+    def __new__(cls, time_ps: int, action: int = -1) -> NotedTime:
+        noted = super().__new__(cls, time_ps)
+        noted.action = action
+        return noted
+
+
+class NotingLauncher(Launcher):
+    """A launcher that is also a stream of a program.
+
+    Args:
+        now_ps, launch_ps: as for `Launcher`.
+        program: the program of the rank.
+        device: number of a device, whose stream is used.
+    """
+
+    launched_ps: NotedTime
+
+    def __init__(self, now_ps: int, launch_ps: int, program: RankProgram, device: int) -> None:
+        super().__init__(now_ps, launch_ps)
+        self._program, self._device = program, device
+        self.wait(now_ps)
+
+    def moment(self) -> NotedTime:
+        return NotedTime(self.now_ps, self._program.last(LAUNCHER, self._device))
+
+    def spend(self, duration_ps: int) -> None:
+        super().spend(duration_ps)
+        self._program.add(LAUNCHER, duration_ps, device=self._device)
+
+    def wait(self, until_ps: Any) -> None:
+        super().wait(until_ps)
+        self._program.add(LAUNCHER, 0, (until_ps.action,), device=self._device)
 
 
 class ProgramRecorder(WorkRecorder):
     """A recorder that also notes the program of its rank: what is issued when, and what the program waits for.
 
+    Its moments are `NotedTime`s, which tell what to note where they are waited for.
+
     Attributes:
         program: the actions of the rank.
         places: number of an event among all events of the rank -> its action.
-        gap: why the program is not whole; "" if it is.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.program = RankProgram(f"rank {self.rank}")
-        self.places: dict[int, int] = {}
-        self.gap = ""
-        # Stream -> actions after which its communications were issued, oldest first.
-        self._issued: dict[str, deque[int]] = {}
-        # Time -> communications that end then.
-        self._ends: dict[int, list[int]] = {}
+    launcher: NotingLauncher | None
 
-    def issue(self, stream: str) -> int:
-        self._issued.setdefault(stream, deque()).append(self.program.last())
-        return super().issue(stream)
+    def __init__(self, rank: int, *args: Any, **settings: Any) -> None:
+        self.program = RankProgram()
+        self.places: dict[int, int] = {}
+        super().__init__(rank, *args, **settings)
+
+    def new_launcher(self, now_ps: int, launch_ps: int) -> NotingLauncher:
+        return NotingLauncher(now_ps, launch_ps, self.program, self._number)
+
+    def moment(self, stream: str = COMPUTE) -> NotedTime:
+        return NotedTime(super().moment(stream), self.program.last(stream, self._number))
 
     def compute(self, name: str, *how: Any) -> None:
-        if self.launcher is not None:
-            self.gap = "the interpreter runs beside the device" if self.has_two_clocks else "a rank has several devices"
-        start_ps = self.now_ps
-        super().compute(name, *how)
-        self._note(self.program.compute(self.now_ps - start_ps, name))
+        with self.program.lock:
+            after: tuple[int, ...] = ()
+            free_ps = self.clock_ps[COMPUTE]
+            super().compute(name, *how)
+            if self.launcher is not None:
+                free_ps, after = max(free_ps, self.launcher.launched_ps), (self.launcher.launched_ps.action,)
+            self._note(COMPUTE, self.clock_ps[COMPUTE] - free_ps, after)
 
-    def communicate(self, name: str, kind: str, stream: str, *times: Any) -> None:
-        super().communicate(name, kind, stream, *times)
-        _, _, start_ps, end_ps, _, _, group, seq, *_ = times
-        waiting = self._issued.get(stream)
-        if kind == "copy" or not waiting:
-            self.gap = "a rank has several devices" if kind == "copy" else "a rank received a message from any source"
-            return
-        after, duration_ps, cluster = (waiting.popleft(),), end_ps - start_ps, self.cluster
+    def communicate(self, name: str, kind: str, stream: str, *how: Any, after: Any = ()) -> NotedTime:
+        _, _, start_ps, end_ps, _, _, group, seq, *_ = how
+        call, duration_ps, cluster = None, end_ps - start_ps, self.cluster
         if kind == "collective":
             latency_ps = min(cluster.collective(name, 0, group).time_ps, duration_ps)
             size_bytes = _flow(cluster.links_of(group), duration_ps - latency_ps)
@@ -94,24 +134,31 @@ class ProgramRecorder(WorkRecorder):
             latency_ps = min(cluster.message(0, *group).time_ps, duration_ps)
             size_bytes = _flow(cluster.links_of(group, one_way=True), duration_ps - latency_ps)
             call = Communication(SEND, group, seq, size_bytes, latency_ps)
-        else:
+        elif name == "recv":
             call, duration_ps = Communication(RECEIVE, group, seq), 0
-        number = self.program.add((kind, stream), duration_ps, after, name, call)
-        self._note(number)
-        self._ends.setdefault(end_ps, []).append(number)
+        with self.program.lock:
+            super().communicate(name, kind, stream, *how)
+            actions = tuple([time.action for time in after])
+            return NotedTime(end_ps, self._note(stream, duration_ps, actions, call))
 
-    def join(self, until_ps: int, busy_ps: int = 0) -> None:
+    def reply(self, op: str, at_ps: Any, channel: tuple[int, int], seq: int) -> NotedTime:
+        kind, after = (SEND, (at_ps.action,)) if op == "send" else (RECEIVE, ())
+        return NotedTime(at_ps, self.program.add(None, 0, after, Communication(kind, channel, seq)))
+
+    def join(self, until_ps: Any, busy_ps: int = 0) -> None:
         super().join(until_ps, busy_ps)
+        # Messages without a price end at 0, where everything begins.
+        after = [until_ps.action] if until_ps else []
         if busy_ps and self.cluster.sharing is not None:
-            self.gap = "ranks share the cores of their machine"
-        ends = self._ends.get(until_ps)
-        if ends is not None:
-            self.program.wait(*ends)
-        elif until_ps:
-            self.gap = self.gap or "a rank waits for the reply to a message"
+            # The compute stream has nothing else to do, but it does not compute.
+            after.append(self.program.add(None, busy_ps, (self.moment().action,)))
+        self.program.wait(*after, device=self._number)
 
-    def _note(self, number: int) -> None:
+    def _note(self, stream: str, duration_ps: int, after: tuple[int, ...], call: Communication | None = None) -> int:
+        """Add the action of the newest event."""
+        number = self.program.add(stream, duration_ps, after, call, self._number)
         self.places[len(self._recording.rows) - 1] = number
+        return number
 
 
 def _flow(links: Sequence[Any], duration_ps: int) -> int:
@@ -122,31 +169,20 @@ def _flow(links: Sequence[Any], duration_ps: int) -> int:
 
 
 def graph_of(recorders: Sequence[ProgramRecorder]) -> ProgramGraph:
-    """Return the task graph of all ranks.
-
-    Raises:
-        InputError: a program is not whole.
-    """
-    for recorder in recorders:
-        if recorder.gap:
-            raise InputError(f"rank {recorder.rank}: {recorder.gap}, which cannot be timed anew.")
+    """Return the task graph of all ranks."""
     return ProgramGraph([recorder.program for recorder in recorders])
 
 
 def contended(
     recorders: Sequence[ProgramRecorder], cluster: ClusterSpec, interference: Interference
 ) -> dict[int, list[Event]]:
-    """Time all ranks anew, with links that groups share; return rank -> events.
-
-    Raises:
-        InputError: a program is not whole.
-    """
+    """Time all ranks anew, with links that groups share; return rank -> events."""
     graph = graph_of(recorders)
     links = {
         call.group: {link.name: (link.capacity_bytes_per_s, link.share) for link in _links(cluster, call)}
         for recorder in recorders
         for call in (action.call for action in recorder.program.actions)
-        if call is not None and call.kind != RECEIVE
+        if call is not None and call.size_bytes
     }
     return retimed(recorders, graph, solve(graph, links=links, interference=interference))
 

@@ -7,11 +7,10 @@ from operator import ge
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from oracles_simulate import COLLECTIVE, COMPUTE, RECEIVE, SEND, clocks_of, programs_of, scripts
+from oracles_simulate import COLLECTIVE, COMPUTE, RECEIVE, SEND, WrittenProgram, clocks_of, programs_of, scripts
 from refusals import refused
 
 import simparallel as sp
-from simparallel.clock.program import RankProgram
 from simparallel.clock.shared_links import Interference, LinkTransfer, fair_speeds
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph
@@ -23,21 +22,24 @@ def graph_of(script, **settings):
     return ProgramGraph(programs_of(script, **settings))
 
 
-def times_of(graph, times):
+def times_of(script, **settings):
     """Return the (start, end) of the actions that are work or calls, for each program."""
+    programs = programs_of(script, **settings)
+    graph = ProgramGraph(programs)
+    times = solve(graph)
     starts = graph.shown(times)
-    is_shown = [action.key is not None or action.call is not None for action in graph.actions]
-    return [[(starts[task], times.ends[task]) for task in tasks if is_shown[task]] for tasks in graph.tasks]
+    return [
+        [(starts[tasks[i]], times.ends[tasks[i]]) for i in program.shown]
+        for program, tasks in zip(programs, graph.tasks, strict=True)
+    ]
 
 
 @given(scripts(max_lines=60))
 def test_solver_follows_the_recorders_rules(script):
     graph = graph_of(script)
 
-    times = solve(graph)
-
-    assert times_of(graph, times) == clocks_of(script)
-    assert solve(graph, links={}) == times
+    assert times_of(script) == clocks_of(script)
+    assert solve(graph, links={}) == solve(graph)
 
 
 ALL = "all_reduce"
@@ -87,8 +89,7 @@ def test_solver_gives_the_times_of_real_runs(inline):
             is_message = line.kind == SEND
             return (cluster.message(size, *ranks) if is_message else cluster.collective(ALL, size, ranks)).time_ps
 
-        graph = graph_of(script, price=price)
-        times = [iter(own) for own in times_of(graph, solve(graph))]
+        times = [iter(own) for own in times_of(script, price=price)]
         expected = [{} for _ in range(script.num_ranks)]
         for line in script.lines:
             if line.kind in NAMES:
@@ -109,7 +110,7 @@ SIZE = 10**6
 
 def senders(*sizes, starts=(), latency_ps=0, duration_ps=None):
     """Return the graph of ranks that each send one message to themselves, at different times."""
-    programs = [RankProgram(f"rank {rank}") for rank in range(len(sizes))]
+    programs = [WrittenProgram() for _ in sizes]
     for rank, (program, size) in enumerate(zip(programs, sizes, strict=True)):
         program.compute(dict(enumerate(starts)).get(rank, 0))
         price_ps = latency_ps + size if duration_ps is None else duration_ps
@@ -180,7 +181,7 @@ def test_ring_of_messages_costs_its_formula():
     cluster = describe(ranks)
     message = cluster.message(size // ranks, 0, 1).time_ps
     latency_ps = cluster.message(0, 0, 1).time_ps
-    programs = [RankProgram(f"rank {rank}") for rank in range(ranks)]
+    programs = [WrittenProgram() for rank in range(ranks)]
     for rank, program in enumerate(programs):
         for step in range(2 * (ranks - 1)):
             program.send(rank, step, message, size_bytes=size // ranks, latency_ps=latency_ps)
@@ -264,7 +265,7 @@ def test_shared_links_carry_all_bytes_in_time(script, data):
 )
 def test_overlap_slows_both(compute_ps, communication_ps, of_compute, of_communication):
     """They overlap for the shorter of both slowed times, and the rest of the longer one runs at full speed."""
-    program = RankProgram("rank 0")
+    program = WrittenProgram()
     issued = program.collective("world", 0, communication_ps)
     program.compute(compute_ps)
     program.wait(issued)

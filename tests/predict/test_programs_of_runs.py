@@ -1,22 +1,33 @@
-"""The programs that a dry run notes: the engines give them the times of the run."""
+"""The programs that a dry run notes: the solver gives them the times of the run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from refusals import refused
 from test_folding import data_parallel, sharded
 
 import simparallel as sp
+from simparallel.clock.event import COMPUTE
+from simparallel.clock.program import LAUNCHER
+from simparallel.clock.shared_links import NONE
 from simparallel.clock.solver import solve
+from simparallel.clock.task_graph import ProgramGraph
 from simparallel.errors import InputError
-from simparallel.machine.cluster import describe
+from simparallel.machine.cluster import ClusterSpec, describe
+from simparallel.machine.device import COPY, READ, Curve, OpCost
+from simparallel.machine.devices import Device
 from simparallel.predict.prediction import Prediction
-from simparallel.predict.programs import graph_of, retimed
+from simparallel.predict.programs import ProgramRecorder, contended, graph_of, retimed
 
 
 def messages(rounds: int, size: int) -> None:
@@ -39,22 +50,34 @@ PROGRAMS = {
 }
 
 
-def check_solver(prediction: Prediction) -> None:
-    """Assert that both engines give every event the time that the recorder gave it."""
+def check_times(prediction: Prediction) -> None:
+    """Assert that the solver gives every event the time of the recorder, and that shared links only delay."""
     recorders = [prediction._recorders[rank] for rank in range(prediction.world_size)]
     graph = graph_of(recorders)
     times = solve(graph)
     assert solve(graph, links={}) == times
     for rank, events in retimed(recorders, graph, times).items():
         assert events == [event for event in recorders[rank].events if event.kind != "range"]
-    assert times.makespan == round(prediction.makespan_s * 10**12)
+    shared = contended(recorders, prediction.cluster, NONE)
+    for recorder in recorders:
+        free = [event for event in recorder.events if event.kind != "range"]
+        for slow, event in zip(shared[recorder.rank], free, strict=True):
+            assert slow.sim_start_ps >= event.sim_start_ps
+            assert slow.sim_end_ps >= event.sim_end_ps
+
+
+def check_solver(prediction: Prediction) -> None:
+    """Assert in addition that the critical path fills the makespan, where every action has an event."""
+    check_times(prediction)
+    graph = graph_of([prediction._recorders[rank] for rank in range(prediction.world_size)])
+    assert solve(graph).makespan == round(prediction.makespan_s * 10**12)
     path = prediction.critical_path()
     for before, after in pairwise(path):
         assert before.sim_end_ps <= after.sim_end_ps
-    assert [path[0].sim_start_ps, path[-1].sim_end_ps] == [0, times.makespan]
+    assert [path[0].sim_start_ps, path[-1].sim_end_ps] == [0, solve(graph).makespan]
     # A receive is shown from the start of its message, which is on the path, too.
     spent = sum(event.sim_end_ps - event.sim_start_ps for event in path if event.name != "recv")
-    assert spent == times.makespan
+    assert spent == solve(graph).makespan
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
@@ -71,7 +94,6 @@ def test_solver_gives_the_times_of_the_run(name: str, data: Any) -> None:
 def test_solver_times_sharded_programs(dp: int, tp: int, hidden: int) -> None:
     prediction = sp.dry_run(sharded, (dp, tp, 4, hidden), world_size=dp * tp, nodes=dp, fold=False)
     check_solver(prediction)
-    assert prediction.contended().makespan_s >= prediction.makespan_s
 
 
 def two_groups(size: int) -> None:
@@ -95,26 +117,150 @@ def test_groups_on_one_port_take_turns_of_bytes() -> None:
     assert free.contended().makespan_s == free.makespan_s
 
 
-def test_programs_without_engines_are_refused() -> None:
-    def late_reply() -> None:
-        if sp.get_rank() == 1:
-            (sp.Tensor(np.ones((8, 8))) @ np.ones((8, 8))).sum()
-            sp.recv(np.empty(1), 0)
-        elif sp.get_rank() == 0:
-            sp.ssend(np.ones(1), 1)
-
-    def two_devices() -> None:
-        x = sp.Tensor(np.ones((8, 8))) * 2
-        (x.to("sim:1") * 2).sum()
-
-    def any_source() -> None:
-        if sp.get_rank() == 2:
-            sp.send(np.ones(1), 0)
-        elif sp.get_rank() == 0:
-            sp.recv(np.empty(1))
-
+def test_folded_programs_are_not_timed_anew() -> None:
     with refused(InputError):
         sp.dry_run(data_parallel, (3, 1), world_size=3).contended()
-    for program in (late_reply, two_devices, any_source):
-        with refused(InputError):
-            sp.dry_run(program, world_size=3, fold=False, devices_per_rank=2).contended()
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_solver_gives_the_times_of_program(name: str) -> None:
+    function, args, world_size, described = programs.PROGRAMS[name]
+    check_times(sp.dry_run(function, args, world_size=world_size, fold=False, **described))
+
+
+# --- interpreters, several devices, any source, replies, shared cores ---------------------------------------
+
+KINDS = ("work", "read", "move", "reduce", "wait", "message", "synchronous", "any source", "replicas")
+# (kind, rank, other rank, which devices, whether it waits at once, size)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.tuples(st.integers(0, 2), st.integers(0, 2)),
+        st.booleans(),
+        st.integers(1, 300),
+    ),
+    max_size=10,
+)
+
+
+def drawn(steps: list[Any], num_devices: int) -> None:
+    """Run steps in one order on all ranks; receives and waits that are not done at once are done at the end."""
+    rank, num_ranks = sp.get_rank(), sp.get_world_size()
+    # To be waited for by later steps; receives for the end; waits for after them.
+    works: list[Any] = []
+    receives: list[Callable[[], Any]] = []
+    replies: list[Any] = []
+    for number, (kind, one, other, devices, at_once, size) in enumerate(steps):
+        src, dst = one % num_ranks, other % num_ranks
+        here, there = (f"sim:{device % num_devices}" for device in devices)
+        x = sp.nn.Parameter(np.ones((size, 8), np.float32)).to(here)
+        if kind == "work" and rank == src:
+            for _ in range(3):
+                x = x * 2.0
+            x.sum()
+        elif kind == "read" and rank == src:
+            x.sum().item()
+        elif kind == "move" and rank == src:
+            (x.to(there) * 2.0).sum()
+        elif kind == "reduce":
+            works.append(sp.all_reduce(x.detach(), async_op=True))
+            if at_once:
+                works.pop().wait()
+        elif kind == "wait" and works:
+            works.pop(0).wait()
+        elif kind == "replicas" and num_devices > 1:
+            model = sp.nn.Linear(8, 3)
+            parts = sp.parallel.scatter((sp.Tensor(np.ones((size + 2, 8), np.float32)),), [0, 1])
+            outputs = sp.parallel.parallel_apply(sp.parallel.replicate(model, [0, 1]), parts)
+            sp.parallel.gather(outputs, 0).sum().backward()
+        elif kind in ("message", "synchronous", "any source"):
+            # A tag of its own: messages are not received in the order in which they were sent.
+            senders = [each for each in range(num_ranks) if each != dst] if kind == "any source" else [src]
+            if kind == "synchronous" and rank == src:
+                (works if at_once else replies).append(sp.issend(x.detach(), dst, number))
+            elif rank in senders:
+                works.append(sp.isend(x.detach(), dst, number))
+            for source in senders if rank == dst else ():
+                receive = partial(sp.recv, x.detach(), None if kind == "any source" else source, number)
+                if at_once:
+                    receive()
+                else:
+                    receives.append(receive)
+    for receive in receives:
+        receive()
+    for work in (*replies, *works):
+        work.wait()
+    # Shows what was waited for last.
+    sp.nn.Parameter(np.ones(2)) * 2.0
+
+
+def with_interpreters(num_ranks: int) -> ClusterSpec:
+    """Return devices beside interpreters that are slower for some operations, and faster for others."""
+    cluster = describe(num_ranks, "a100")
+    device = replace(
+        cluster.device,
+        host_costs={"Mul": OpCost(9e-6), "Sum": OpCost(5e-5), READ: OpCost(2e-5), COPY: OpCost(3e-6)},
+        op_costs={"Mul": OpCost(2e-5), "Sum": OpCost(1e-6)},
+        host_waits=("Sum",),
+    )
+    return replace(cluster, device=device)
+
+
+def with_shared_cores(num_ranks: int) -> ClusterSpec:
+    return replace(describe(num_ranks), sharing=Curve(((1, 1.0), (8, 0.2))))
+
+
+def with_devices(num_ranks: int) -> ClusterSpec:
+    return describe(num_ranks, devices_per_rank=3)
+
+
+@pytest.mark.parametrize("described", [with_interpreters, with_shared_cores, with_devices])
+@settings(max_examples=25)
+@given(st.integers(1, 4), STEPS)
+@example(2, [("reduce", 0, 0, (0, 0), False, 300), ("work", 0, 0, (0, 0), True, 300)])
+@example(2, [("synchronous", 0, 1, (0, 0), False, 300), ("work", 1, 0, (0, 0), True, 300)])
+def test_solver_gives_the_times_of_drawn_program(
+    described: Callable[[int], ClusterSpec], num_ranks: int, steps: list[Any]
+) -> None:
+    cluster, num_devices = described(num_ranks), 3 if described is with_devices else 1
+    check_times(sp.dry_run(drawn, (steps, num_devices), world_size=num_ranks, cluster=cluster, fold=False, unknown=0.0))
+
+
+SPEC = describe(1, devices_per_rank=3)
+# (what, device, other device, size)
+ACTIONS = st.tuples(
+    st.sampled_from(["compute", "copy", "synchronize"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 9)
+)
+BLOCKS = st.lists(st.tuples(st.booleans(), st.lists(ACTIONS, max_size=6)), max_size=4)
+
+
+@given(BLOCKS, st.booleans())
+def test_devices_share_an_interpreter_as_recorded(blocks: list[Any], has_one: bool) -> None:
+    """Work on three devices of a rank, copies between them, and blocks of one thread for each device."""
+    recorder = ProgramRecorder(0, SPEC, record="full")
+    recorder.work("first", "forward", 0, 10**6, 0, 4)
+    devices = [Device("sim", i) for i in range(1 if has_one else 3)]
+    recorders = [recorder.of(each) for each in devices]
+    for has_threads, actions in blocks:
+        with recorder.threads(devices) if has_threads else nullcontext():
+            for what, src, dst, size in actions:
+                src, dst = (0, 0) if has_one else (src, dst)
+                if what == "compute":
+                    recorders[src].work("work", "forward", 0, size * 10**7, 0, 4)
+                elif what == "synchronize":
+                    recorder.synchronize(devices[src])
+                elif src != dst:
+                    recorders[src].copy_to(recorders[dst], "copy", 0, 0, size)
+
+    graph = ProgramGraph([recorder.program])
+    times = solve(graph)
+    assert retimed([recorder], graph, times)[0] == recorder.events
+    # The end of the last action of each stream.
+    clocks = {(each.device, each.stream): end for each, end in zip(graph.actions, times.ends, strict=True)}
+    for i, each in enumerate(recorders):
+        assert {name: clocks.get((i, name), 0) for name in each.clock_ps} == each.clock_ps
+    if recorder.launcher is not None:
+        assert clocks[0, LAUNCHER] == recorder.launcher.now_ps
+    assert clocks[0, COMPUTE] == recorder.now_ps

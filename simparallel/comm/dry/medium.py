@@ -97,7 +97,7 @@ class DryCall(Call):
         super().__init__(*args)
         self.body: Any = DryBody(self.plan.body)
         if self.group.recorder is not None:
-            self.group.recorder.issue(self.group.stream)
+            self._issued_ps = self.group.recorder.moment()
 
     def lacks_data(self) -> bool:
         """Return whether the payload of any member has no data."""
