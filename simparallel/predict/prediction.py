@@ -18,7 +18,7 @@ from simparallel.clock.shared_links import Interference
 from simparallel.comm.dry.folding import alike
 from simparallel.errors import InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, DeviceSpec, LinkSpec
-from simparallel.predict.programs import ProgramRecorder, WorkRecorder, contended
+from simparallel.predict.programs import ProgramRecorder, WorkRecorder, contended, critical_events
 from simparallel.runtime.reports import Outcome
 from simparallel.trace import Trace
 
@@ -245,22 +245,29 @@ class Prediction:
         Raises:
             InputError: ranks were folded (`dry_run(..., fold=False)` runs all).
         """
-        found = contended(self._all_recorders("contended"), self.cluster, Interference(compute, communication))
+        programs = self._programs()
+        if len(programs) < self.world_size:
+            raise InputError(
+                f"contended: {len(self.memory)} of {self.world_size} ranks were run, and all are needed. Use "
+                "dry_run(..., fold=False)."
+            )
+        found = contended(programs, self.cluster, Interference(compute, communication))
         return Trace(chain.from_iterable(found.values()), self.cluster, name="prediction, links shared")
 
     def critical_path(self) -> list[Event]:
-        """Return the events that the makespan consists of, in order; see `Trace.critical_path`."""
-        return self.trace.critical_path()
+        """Return the events that the makespan consists of, in order: each waited for the one before it.
 
-    def _all_recorders(self, who: str) -> list[ProgramRecorder]:
+        If all ranks were run, there is no gap. Where the interpreter of a device sets the pace, the path has its
+        launches ("launch", on the stream "launcher"), and where a communication keeps a core busy, "busy core". If
+        ranks were folded, the path is that of the trace, see `Trace.critical_path`.
+        """
+        programs = self._programs()
+        return self.trace.critical_path() if len(programs) < self.world_size else critical_events(programs)
+
+    def _programs(self) -> list[ProgramRecorder]:
+        """Return the recorders of all ranks in order; fewer if ranks were folded."""
         found = [self._recorders.get(rank) for rank in range(self.world_size)]
-        programs = [recorder for recorder in found if isinstance(recorder, ProgramRecorder)]
-        if len(programs) < self.world_size:
-            raise InputError(
-                f"{who}: {len(self.memory)} of {self.world_size} ranks were run, and all are needed. Use "
-                "dry_run(..., fold=False)."
-            )
-        return programs
+        return [recorder for recorder in found if isinstance(recorder, ProgramRecorder)]
 
     # --- text and pictures ----------------------------------------------------------------------------
 

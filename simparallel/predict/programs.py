@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simparallel.autograd.grad_mode import grad_mode
+from simparallel.clock.critical_path import critical_path
 from simparallel.clock.event import COMPUTE, Event
 from simparallel.clock.program import COLLECTIVE, LAUNCHER, RECEIVE, SEND, Communication, RankProgram
 from simparallel.clock.recorder import Launcher
@@ -204,3 +205,26 @@ def retimed(recorders: Sequence[ProgramRecorder], graph: ProgramGraph, times: Ti
             if row in of_row
         ]
     return found
+
+
+def critical_events(recorders: Sequence[ProgramRecorder]) -> list[Event]:
+    """Return the events that the makespan consists of, in order: each waited for the one before it.
+
+    What has no event of its own gets one: the launches of an interpreter, and the time that a communication keeps a
+    core busy.
+    """
+    graph = graph_of(recorders)
+    times = solve(graph)
+    shown: dict[int, Event] = {}
+    for recorder, tasks in zip(recorders, graph.tasks, strict=True):
+        events = recorder.events
+        shown |= {tasks[number]: events[row] for row, number in recorder.places.items()}
+    timed: list[Event] = []
+    for task, (action, start_ps, end_ps) in enumerate(zip(graph.actions, times.starts, times.ends, strict=True)):
+        rank, name = recorders[min(graph.parties[task])].rank, "launch" if action.stream == LAUNCHER else "busy core"
+        event = Event(rank, str(action.stream), name, name, 0, 0, 0, start_ps, end_ps, 0, 0, 0, (), -1, action.device)
+        timed.append(event)
+        # Waits are tasks, too, and take no time.
+        if end_ps > start_ps:
+            shown.setdefault(task, event)
+    return [shown[task] for task in critical_path(timed, graph.before) if task in shown]
