@@ -35,14 +35,14 @@ class LockstepPrograms:
             for rank, action in each.items():
                 self.programs[rank].wait(action)
 
-    def messages(self, each):
-        numbered = [(next(self._seqs), *message) for message in each]
+    def messages(self, pairs, ps):
+        messages = [(source, target, next(self._seqs), each) for (source, target), each in zip(pairs, ps, strict=True)]
         issued = []
         # As in a run, all receives first.
-        for seq, source, target, _ in numbered:
+        for source, target, seq, _ in messages:
             issued.append({target: self.programs[target].receive((source, target), seq)})
-        for seq, source, target, ps in numbered:
-            issued.append({source: self.programs[source].send((source, target), seq, ps)})
+        for source, target, seq, each in messages:
+            issued.append({source: self.programs[source].send((source, target), seq, each)})
         self.wait(issued)
 
     def solved(self):

@@ -75,12 +75,13 @@ class Lockstep:
         for ranks, end_ps in running:
             self.now[ranks] = np.maximum(self.now[ranks], end_ps)
 
-    def messages(self, each: Iterable[tuple[int, int, int]]) -> None:
+    def messages(self, pairs: Sequence[tuple[int, int]], ps: Sequence[int]) -> None:
         """Send messages at once; senders and receivers wait until they have arrived.
 
         Args:
-            each: sender, receiver and time [ps] of each message. Those of one direction between two ranks run one after
-                the other, in this order.
+            pairs: sender and receiver of each message; those of one pair run one after the other, in this order.
+            ps: the time [ps] of each message.
         """
+        streams = map(self._direction, pairs)
         # All are issued before any rank waits.
-        self.wait([self._direction((source, target)).run(self.now[source], ps) for source, target, ps in each])
+        self.wait([stream.run(self.now[stream.ranks[0]], each) for stream, each in zip(streams, ps, strict=True)])

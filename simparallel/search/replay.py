@@ -40,7 +40,7 @@ class Replay:
             elif isinstance(event, TimedCollective):
                 self.clock.wait(self.clock.collective(event.groups, event.ps))
             elif isinstance(event, TimedMessages):
-                self.clock.messages(event.each)
+                self.clock.messages(event.pairs, event.ps)
             else:
                 self._send(self._passes[-1][0].add(event.kind, event, event.size_bytes))
 
