@@ -33,7 +33,7 @@ from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
 from simparallel.search.reasons import moves_into, options_of
 from simparallel.search.refusal import nothing_fits
-from simparallel.search.replay import Clocks, replay
+from simparallel.search.replay import Replay, replay
 from simparallel.search.space import Space, fixed
 from simparallel.search.tables import Progress
 from simparallel.world.context import get_algo_parameters, get_cost_model_context
@@ -152,7 +152,7 @@ def plan_graph(
                 least_bytes=least_bytes,
                 limit_bytes=limit,
             )
-        best = min(found, key=lambda each: each.clocks.step_ps)
+        best = min(found, key=lambda each: each.replayed.step_ps)
     return best.plan(replay(plain, start).step_ps)
 
 
@@ -187,9 +187,9 @@ def pareto_plans(
             progress(number / len(spaces))
     limit = settings.memory_limit_bytes
     kept: list[Found] = []
-    for each in sorted(found, key=lambda each: (each.peak_bytes, each.clocks.step_ps)):
+    for each in sorted(found, key=lambda each: (each.peak_bytes, each.replayed.step_ps)):
         fits = limit is None or each.peak_bytes <= limit
-        if fits and (not kept or each.clocks.step_ps < kept[-1].clocks.step_ps):
+        if fits and (not kept or each.replayed.step_ps < kept[-1].replayed.step_ps):
             kept.append(each)
     data_parallel_ps = replay(plain, data_parallel(plain)).step_ps
     return [each.plan(data_parallel_ps) for each in _spread(kept, points)]
@@ -207,11 +207,11 @@ def _spread(front: list[Found], points: int) -> list[Found]:
 
 
 class Found(NamedTuple):
-    """The result of a search at one weight of the sums of gradients, its clocks after a step, and its memory."""
+    """The result of a search at one weight of the sums of gradients, its step on a clock, and its memory."""
 
     space: Space
     solution: Solution
-    clocks: Clocks
+    replayed: Replay
     exposed: float
 
     @classmethod
@@ -230,7 +230,7 @@ class Found(NamedTuple):
             ops=planned(space, solution.choice, self.exposed),
             method=solution.method,
             cluster=space.prices.cluster.name,
-            step_time_ps=self.clocks.step_ps,
+            step_time_ps=self.replayed.step_ps,
             data_parallel_ps=data_parallel_ps,
             cost_ps=solution.cost,
             bound_ps=solution.bound,
@@ -272,10 +272,10 @@ def _search(
     found = _solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)
     sums = space.sums_ps(found.solution.choice)
     # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
-    exposed = min(found.clocks.exposed_ps / sums, 1.0) if sums else 1.0
+    exposed = min(found.replayed.exposed_ps / sums, 1.0) if sums else 1.0
     if gamma is not None or exposed >= 0.95 or settings.method != "auto":
         return found
-    return min(found, _solved(space, settings, exposed, plain, progress), key=lambda each: each.clocks.step_ps)
+    return min(found, _solved(space, settings, exposed, plain, progress), key=lambda each: each.replayed.step_ps)
 
 
 def _solved(
@@ -310,7 +310,7 @@ def _solved(
     assert found is not None
     # By the clock data parallelism may be faster: the model weighs all sums of gradients by one number.
     others = Found.of(space, Solution.of(problem, plain, 0, "data parallelism"), exposed)
-    if others.clocks.step_ps < found.clocks.step_ps and (limit is None or others.peak_bytes <= limit):
+    if others.replayed.step_ps < found.replayed.step_ps and (limit is None or others.peak_bytes <= limit):
         bound = min(found.solution.bound, others.solution.cost)
         return others._replace(solution=replace(others.solution, bound=bound))
     return found

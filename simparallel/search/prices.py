@@ -49,19 +49,12 @@ class TimedCollective(NamedTuple):
     groups: tuple[Group, ...]
     ps: tuple[int, ...]
 
-    @property
-    def longest_ps(self) -> int:
-        return max(self.ps)
-
 
 class TimedMessages(NamedTuple):
-    """Messages; sender and receiver are busy until each arrives. `each`: (sender, receiver, time [ps])."""
+    """Messages from senders to receivers, all busy until theirs arrive. `ps`: the time [ps] of each message."""
 
-    each: tuple[tuple[int, int, int], ...]
-
-    @property
-    def longest_ps(self) -> int:
-        return max(ps for _, _, ps in self.each)
+    pairs: tuple[tuple[int, int], ...]
+    ps: tuple[int, ...]
 
 
 class GradientSum(NamedTuple):
@@ -76,11 +69,6 @@ class GradientSum(NamedTuple):
     exchange: TimedCollective
     kind: tuple[tuple[Group, ...], np.dtype]
     size_bytes: int
-
-    @property
-    def longest_ps(self) -> int:
-        """Zero: the search weighs separately how much of the sum is exposed."""
-        return 0
 
 
 Event = TimedCompute | TimedCollective | TimedMessages | GradientSum
@@ -176,9 +164,8 @@ class Prices:
             return ()
         itemsize = call.local.inputs[cut.input].dtype.itemsize
         moves = _moves_of(cut)
-        ends = ((m.source, m.target) if phase == "forward" else (m.target, m.source) for m in moves)
-        sizes = [prod(shape_of(m.box)) * itemsize for m in moves]
-        events = self._messages([(*end, size) for end, size in zip(ends, sizes, strict=True)])
+        pairs = [(m.source, m.target) if phase == "forward" else (m.target, m.source) for m in moves]
+        events = self._messages(pairs, [prod(shape_of(m.box)) * itemsize for m in moves])
         have = boxes_of(cut.halo.layout, cut.halo.shape)
         # A rank that reads exactly its slice copies nothing in forward, and in backward only if gradients return to it.
         givers = {m.source for m in moves}
@@ -248,9 +235,13 @@ class Prices:
         return found
 
     def cost_ps(self, events: Events) -> int:
-        """Return the weighted time [ps] that a rank computes and waits in these events, without sums of gradients."""
+        """Return the weighted time [ps] that a rank computes and waits in these events.
+
+        Without sums of gradients: a search weighs separately how much of them is exposed. Costs are sums over ops and
+        edges, as solvers need them; only the clock times a whole step.
+        """
         computed = sum(event.longest_ps for event in events if isinstance(event, TimedCompute))
-        waited = sum(event.longest_ps for event in events if not isinstance(event, TimedCompute))
+        waited = sum(max(event.ps) for event in events if isinstance(event, (TimedCollective, TimedMessages)))
         return round(self._alpha * computed + self._beta * waited)
 
     def _exchange_of(self, found: Movement, have: int) -> TimedCollective:
@@ -264,7 +255,7 @@ class Prices:
         moves = [move for move in step.moves if move.source != move.target]
         sizes = [prod(shape_of(move.box)) * itemsize for move in moves]
         if step.kind == "messages":
-            return self._messages([(m.source, m.target, size) for m, size in zip(moves, sizes, strict=True)])
+            return self._messages([(move.source, move.target) for move in moves], sizes)
         size = len(step.groups[0])
         vector = {"broadcast": have, "all_gather": have * size, "all_to_all": sizes[0] * size}[step.kind]
         return (self.exchange(step.kind, vector, step.groups),)
@@ -280,9 +271,9 @@ class Prices:
             self._exchanges[key] = TimedCollective(op, groups, ps)
         return self._exchanges[key]
 
-    def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:
-        timed = tuple((src, dst, self.cluster.message(size, src, dst).time_ps) for src, dst, size in each)
-        return (TimedMessages(timed),) if timed else ()
+    def _messages(self, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]) -> Events:
+        ps = [self.cluster.message(size, *pair).time_ps for pair, size in zip(pairs, sizes_bytes, strict=True)]
+        return (TimedMessages(tuple(pairs), tuple(ps)),) if pairs else ()
 
     # --- work ----------------------------------------------------------------------------------------
 
@@ -327,4 +318,4 @@ def _local_bytes(layout: Layout, shape: Shape, itemsize: int) -> int:
 
 def sums_ps(events: Events) -> int:
     """Return the time [ps] of the sums of gradients among these events."""
-    return sum(event.exchange.longest_ps for event in events if isinstance(event, GradientSum))
+    return sum(max(event.exchange.ps) for event in events if isinstance(event, GradientSum))

@@ -56,5 +56,5 @@ def _text(events: Events) -> str:
         if isinstance(event, TimedCollective):
             told.append(f"{event.op} in groups of {len(event.groups[0])}")
         elif isinstance(event, TimedMessages):
-            told.append(f"{len(event.each)} messages")
+            told.append(f"{len(event.pairs)} messages")
     return ", ".join(told) or "slice"

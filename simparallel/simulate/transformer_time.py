@@ -165,6 +165,7 @@ def step_time(
             f"cluster {cluster.world_size} ranks; describe a cluster of {plan.world_size}."
         )
     price = _Prices(plan, efficiency.achieved(cluster), efficiency, states)
+    # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     # Stages between the first and the last are alike.
     stages = {stage: price.stage(stage) for stage in {0, min(1, p - 1), p - 1}}

@@ -10,6 +10,7 @@ from hypothesis import assume, given, strategies as st
 from refusals import refused
 from test_transformer_memory import plans
 
+import simparallel as sp
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PRESETS, describe
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
@@ -134,6 +135,19 @@ def test_bubble_of_equal_stages():
         plan = TrainingPlan(shape, pipeline=4, chunks=chunks, num_micro_batches=count)
         time = predict(plan)
         assert time.bubble_ps / (time.compute_ps + time.messages_ps) == pytest.approx(expected, rel=0.1)
+
+
+@given(st.sampled_from([2, 3, 4]), st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_bubble_is_that_of_the_schedule(ranks, rounds, chunks):
+    """The formula beside the clock of the schedule; table and head are small beside 48 blocks."""
+    shape, count = replace(SHAPE, num_layers=48, vocabulary=1), rounds * ranks
+    time = predict(TrainingPlan(shape, pipeline=ranks, chunks=chunks, num_micro_batches=count))
+    schedule = sp.pipeline_schedule("1f1b" if chunks == 1 else "interleaved_1f1b", ranks, count, chunks=chunks)
+    ideal = count * chunks * (1 + 2)
+
+    assert time.bubble_ps / (time.compute_ps + time.messages_ps) == pytest.approx(
+        schedule.cost(1, 2, 0).makespan / ideal - 1, rel=0.01
+    )
 
 
 def test_recomputation_adds_a_forward_pass():

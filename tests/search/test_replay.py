@@ -1,4 +1,4 @@
-"""The price of a plan is the time of its dry run, to the picosecond."""
+"""The price of a plan is the time of its dry run, and that of its ranks' programs by the solver, to the picosecond."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from oracles_lockstep import LockstepPrograms
 from training_programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
@@ -22,19 +23,42 @@ def _step_ps(name, plan, cluster):
     return round(prediction.step_time_s * 1e12)
 
 
+def _replayed_ps(space, choice):
+    """Return the time of a step in lockstep, after comparing all ranks with the solver's times of their programs."""
+    programs = LockstepPrograms(space.device_num)
+    replay(space, choice, programs)
+    step = replay(space, choice)
+    assert step.clock.now.tolist() == programs.solved()
+    return step.step_ps
+
+
+@st.composite
+def _plans(draw, name):
+    """Draw a cluster, a space of a program on it, and a choice for each op."""
+    cluster = slow_cluster(draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1e8, 1e10])))
+    saved: Any = {}
+    if PROGRAMS[name].splits:
+        saved["num_micro_batches"] = draw(st.sampled_from([1, 2, 4]))
+        saved["recomputed"] = draw(st.sets(st.integers(0, 1)))
+    # The optimizer has to be kept.
+    space, kept = space_of(name, cluster, **saved)
+    return cluster, space, [draw(st.integers(0, len(choices) - 1)) for choices in space.choices], kept
+
+
 @pytest.mark.matrices
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 @given(st.data())
 @settings(max_examples=12)
 def test_replay_equals_dry_run(name, data):
-    cluster = slow_cluster(data.draw(st.sampled_from([1, 2, 4, 8])), data.draw(st.sampled_from([1e8, 1e10])))
-    saved: Any = {}
-    if PROGRAMS[name].splits:
-        saved["num_micro_batches"] = data.draw(st.sampled_from([1, 2, 4]))
-        saved["recomputed"] = data.draw(st.sets(st.integers(0, 1)))
-    space, _kept = space_of(name, cluster, **saved)
-    choice = [data.draw(st.integers(0, len(choices) - 1)) for choices in space.choices]
-    assert replay(space, choice).step_ps == _step_ps(name, plan_of(space, choice), cluster)
+    cluster, space, choice, _kept = data.draw(_plans(name))
+    assert _replayed_ps(space, choice) == _step_ps(name, plan_of(space, choice), cluster)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+@given(st.data())
+def test_lockstep_equals_batch(name, data):
+    _, space, choice, _kept = data.draw(_plans(name))
+    _replayed_ps(space, choice)
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "ascend910-8"])
@@ -45,7 +69,7 @@ def test_presets(name, preset):
     plan = plan_graph(space.graph, cluster)
     assert plan.step_time_ps == _step_ps(name, plan, cluster)
     choice = data_parallel(space)
-    assert replay(space, choice).step_ps == _step_ps(name, plan_of(space, choice), cluster)
+    assert _replayed_ps(space, choice) == _step_ps(name, plan_of(space, choice), cluster)
 
 
 def test_stragglers():
@@ -53,6 +77,6 @@ def test_stragglers():
     cluster = type(spec)(**{**{f: getattr(spec, f) for f in spec.__dataclass_fields__}, "stragglers": {2: 3.0}})
     space, _kept = space_of("tokens", cluster)
     choice = data_parallel(space)
-    assert replay(space, choice).step_ps == _step_ps("tokens", plan_of(space, choice), cluster)
+    assert _replayed_ps(space, choice) == _step_ps("tokens", plan_of(space, choice), cluster)
     plain, _other = space_of("tokens", spec)
     assert replay(space, choice).step_ps > replay(plain, choice).step_ps

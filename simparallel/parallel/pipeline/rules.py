@@ -329,6 +329,7 @@ def _run_early(
     ranks: int, microbatches: int, limit: int, offsets: Callable[[int], tuple[int, int, int, int]], ahead: int
 ) -> tuple[Rows, int]:
     """Return the lists, and their length, if a rank picks the first of its next `ahead` actions that can run."""
+    # Slots choose an order, in which all actions last equally long; the times of the schedule are those of the clock.
     lists, waiting = PipelineOrder((), (range(2 * ranks),)), []
     for r in range(ranks):
         a, b = r, 2 * ranks - 1 - r

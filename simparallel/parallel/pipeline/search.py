@@ -129,6 +129,7 @@ def search_schedule(
     may_wait = False
     while cost is None or (bound < cost.makespan * (1 - ROUNDING) and budget):
         makespan = math.inf if cost is None else cost.makespan
+        # The times in the states choose an order; the makespan is that of the clock.
         order, dropped, seen = problem.search(makespan * (1 - ROUNDING), budget, may_wait)
         used += seen
         if order:
