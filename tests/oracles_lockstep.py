@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import count
 
 import numpy as np
+from oracles_simulate import WrittenProgram
 
-from simparallel.clock.algebra import solve
-from simparallel.clock.program import RankProgram
-from simparallel.clock.task_graph import task_graph
+from simparallel.clock.solver import solve
+from simparallel.clock.task_graph import ProgramGraph
 
 
 class LockstepPrograms:
@@ -16,8 +16,8 @@ class LockstepPrograms:
 
     def __init__(self, num_ranks):
         self.now = np.zeros(num_ranks, np.int64)
-        self.programs = [RankProgram(f"rank {rank}") for rank in range(num_ranks)]
-        self._groups, self._seqs = {}, count()
+        self.programs = [WrittenProgram() for _ in range(num_ranks)]
+        self._seqs = count()
 
     def compute(self, ps):
         for program, each in zip(self.programs, np.broadcast_to(ps, len(self.programs)).tolist(), strict=True):
@@ -26,7 +26,7 @@ class LockstepPrograms:
     def collective(self, groups, ps):
         running = []
         for group, each in zip(groups, ps, strict=True):
-            self._groups[group], seq = group, next(self._seqs)
+            seq = next(self._seqs)
             running.append({rank: self.programs[rank].collective(group, seq, each) for rank in group})
         return running
 
@@ -48,6 +48,6 @@ class LockstepPrograms:
     def solved(self):
         """Return the time [ps] of each rank after its program, by the solver."""
         lasts = [program.last() for program in self.programs]
-        graph = task_graph(self.programs, self._groups)
+        graph = ProgramGraph(self.programs)
         ends = solve(graph).ends
-        return [int(ends[tasks[last]]) for tasks, last in zip(graph.tasks, lasts, strict=True)]
+        return [ends[tasks[last]] for tasks, last in zip(graph.tasks, lasts, strict=True)]
