@@ -19,6 +19,7 @@ from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import PALE, table
 from simparallel.base.names import printable
 from simparallel.base.units import format_number_of
+from simparallel.clock.solver import solve
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline.action import (
     BACKWARD,
@@ -170,13 +171,10 @@ class Schedule:
 
     def boxes(self, **times: Any) -> Iterator[tuple[int, Action, Span]]:
         """Yield (rank, action, start and end) of every action, one after the other in a pair; arguments as `cost`."""
-        duration = self.duration(**times)
-        for rank, (cells, ran) in enumerate(zip(self._lists.cells, self.spans(**times), strict=True)):
-            for cell, span in zip(cells, ran, strict=True):
-                start = span.start
-                for action in cell:
-                    yield rank, action, Span(start, start + duration(action))
-                    start += duration(action)
+        graph = timing.ScheduleGraph(self._lists, self.duration(**times), times.get("message", 0))
+        found = solve(graph)
+        for (rank, _, action), start, end in zip(graph.each, found.starts, found.ends, strict=False):
+            yield rank, action, Span(start, end)
 
     def duration(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
@@ -209,7 +207,6 @@ class Schedule:
         """
         self._check_places()
         self._check_counts()
-        self._check_order()
         found = self.cost()
         for rank, peak in enumerate(found.peak_live_at_weight_gradient):
             if memory is not None and peak > memory:
@@ -276,15 +273,6 @@ class Schedule:
                     f"{m}; it needs F and B, or F, I and W.",
                     rank=self.rank_of(stage), stage=stage, microbatch=m,
                 )  # fmt: skip
-
-    def _check_order(self) -> None:
-        done: set[Action] = set()
-        for rank, number, action in self._each():
-            stage, kind, m = action
-            before = {BACKWARD: FORWARD, INPUT_GRADIENT: FORWARD, WEIGHT_GRADIENT: INPUT_GRADIENT}.get(kind)
-            if before is not None and Action(stage, before, m) not in done:
-                raise self._error(rank, number, action, f"it comes before {Action(stage, before, m)}")
-            done.add(action)
 
     def _error(self, rank: int, number: int, action: Action, told: str) -> ScheduleError:
         return ScheduleError(
