@@ -61,7 +61,7 @@ def dry_run(
         args, kwargs: its arguments.
         world_size: number of ranks.
         cluster: the described hardware: a `ClusterSpec`, the name of a preset or a file; None is the default device.
-        fold: run ranks with the same program once, see `simulate.folding`. False runs every rank.
+        fold: run ranks with the same program once, see `comm.dry.folding`. False runs every rank.
         device_memory: capacity of each device, such as "80GB", at which the program fails; None for no limit: then the
             prediction says whether it fits into the memory of the described device.
         algorithm, timeout_s: as for `Cluster`.

@@ -239,7 +239,7 @@ class SharedSegment:
         control: the map of the words; None for the usual one.
 
     Attributes:
-        ranks: the ranks that run: all of them, unless ranks with the same program are run once (`simulate.folding`).
+        ranks: the ranks that run: all of them, unless ranks with the same program are run once (`comm.dry.folding`).
         words: the control words, `memoryview` of int64. They are accessed by aligned single loads and stores, never
             by a read-modify-write from two ranks.
 

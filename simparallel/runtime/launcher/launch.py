@@ -153,7 +153,7 @@ class Cluster:
         [8, 8]
     """
 
-    # Runs a program in place of the ranks: (call, settings of the run) -> outcomes; see `simulate.dry_run`.
+    # Runs a program in place of the ranks: (call, settings of the run) -> outcomes; see `predict.dry_run`.
     instead: ClassVar[Callable[..., list[Outcome]] | None] = None
     # Whether each rank of a run is a process of its own, forked from the warm one: then no run sees what an earlier one
     # changed in its process. Not on GPUs, which a forked process cannot use.
