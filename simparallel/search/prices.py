@@ -17,11 +17,9 @@ import numpy as np
 from simparallel.base.dry_arrays import empty
 from simparallel.errors import ClusterError
 from simparallel.layout.boxes import Transfer, boxes_of, shape_of
-from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
 from simparallel.layout.movement import Digits, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
-from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.parallel.operator.explain import asked_inside
@@ -220,7 +218,7 @@ class Prices:
         key = id(place), itemsize
         found = self._known_facts.get(key)
         if found is None:
-            found = digits_of(place.layout), _local_bytes(place.layout, place.shape, itemsize)
+            found = digits_of(place.layout), prod(place.local_shape) * itemsize
             self._known_facts[key] = found
             self._kept.append(place)
         return found
@@ -291,13 +289,3 @@ class Prices:
 def _moves_of(cut: WindowCut) -> list[Transfer]:
     """Return the transfers between ranks; cached, as forward and backward both need them."""
     return [move for move in cut.halo.moves.all() if move.source != move.target]
-
-
-@lru_cache(maxsize=1 << 16)
-def _local_bytes(layout: Layout, shape: Shape, itemsize: int) -> int:
-    return prod(layout.local_shape(shape)) * itemsize
-
-
-def sums_ps(events: Events) -> int:
-    """Return the time [ps] of the sums of gradients among these events."""
-    return sum(max(event.exchange.ps) for event in events if isinstance(event, GradientSum))
