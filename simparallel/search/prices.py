@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,11 +17,9 @@ import numpy as np
 from simparallel.base.dry_arrays import empty
 from simparallel.errors import ClusterError
 from simparallel.layout.boxes import Transfer, boxes_of, shape_of
-from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
-from simparallel.layout.movement import Digits, Movement, digits_of, movement
+from simparallel.layout.movement import Digits, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
-from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.parallel.operator.explain import asked_inside
@@ -88,9 +87,7 @@ class Prices:
         self._alpha, self._beta = alpha, beta
         factors = [cluster.device_factor(rank) for rank in range(self.device_num)]
         self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
-        self._ways: dict[Any, Events] = {}
-        self._copied_ps: dict[tuple[int, int], int] = {}
-        self._moved_ps: dict[tuple[Movement, int], int] = {}
+        self._ways: dict[Any, tuple[Events, int]] = {}
         self._exchanges: dict[Any, TimedCollective] = {}
         self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
         self._kept: list[Placement] = []
@@ -179,22 +176,7 @@ class Prices:
 
     def way(self, source: Placement, target: Placement, itemsize: int) -> Events:
         """Return the events of a redistribution between two placements without partial sums."""
-        key = source, target, itemsize
-        if key not in self._ways:
-            self._ways[key] = self._way(source.layout, target.layout, source.shape, itemsize)
-        return self._ways[key]
-
-    def _way(self, source: Layout, target: Layout, shape: Shape, itemsize: int) -> Events:
-        have, new = (_local_bytes(layout, shape, itemsize) for layout in (source, target))
-        found = _movement(source, target)
-        if found is None:
-            steps = plan_redistribution(source, target, shape).steps
-            events = tuple(event for step in steps for event in self._step(step, have, itemsize))
-            return (*events, self._copy("Redistribute", new, itemsize)) if steps else ()
-        if found.kind == "nothing":
-            return ()
-        copy = self._copy("Redistribute", new, itemsize)
-        return (copy,) if found.kind == "slice" else (self._exchange_of(found, have), copy)
+        return self._way(source, target, itemsize)[0]
 
     def way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
         """Return the cost [ps] of a redistribution, as `way`.
@@ -202,26 +184,33 @@ class Prices:
         None if it is not considered: it needs messages and these are not allowed, or the cluster forbids a group.
         """
         try:
-            return self._way_ps(source, target, itemsize, messages)
+            return self._way(source, target, itemsize, messages)[1]
         except ClusterError:
             return None
 
-    def _way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
+    def _way(
+        self, source: Placement, target: Placement, itemsize: int, messages: bool = True
+    ) -> tuple[Events, int | None]:
+        """Return the events of a redistribution, and their cost [ps]; None for messages that are not allowed."""
         (before, have), (after, new) = self._facts(source, itemsize), self._facts(target, itemsize)
         found = None if before is None or after is None else movement(before, after)
-        if found is None:
-            return self.cost_ps(self.way(source, target, itemsize)) if messages else None
-        if found.kind == "nothing":
-            return 0
-        if (new, itemsize) not in self._copied_ps:
-            self._copied_ps[new, itemsize] = self.cost_ps((self._copy("Redistribute", new, itemsize),))
-        copy_ps = self._copied_ps[new, itemsize]
-        if found.kind == "slice":
-            return copy_ps
-        key = found, have
-        if key not in self._moved_ps:
-            self._moved_ps[key] = self.cost_ps((self._exchange_of(*key),))
-        return copy_ps + self._moved_ps[key]
+        if found is None and not messages:
+            return (), None
+        # Closed forms are shared by all placements with the same movement and sizes.
+        key = (source, target, itemsize) if found is None else (found, have, new, itemsize)
+        if key not in self._ways:
+            events: Events = ()
+            copy = self._copy("Redistribute", new, itemsize)
+            if found is None:
+                steps = plan_redistribution(source.layout, target.layout, source.shape).steps
+                events = (*chain(*(self._step(step, have, itemsize) for step in steps)), copy) if steps else ()
+            elif found.kind == "slice":
+                events = (copy,)
+            elif found.kind != "nothing":
+                vector = found.group_size * have // found.kept
+                events = (self.exchange(found.kind, vector, found.groups(self.device_num)), copy)
+            self._ways[key] = events, self.cost_ps(events)
+        return self._ways[key]
 
     def _facts(self, place: Placement, itemsize: int) -> tuple[Digits | None, int]:
         """Return the digits that cut a placement, and the bytes of a rank's slice; cached, as a search asks often."""
@@ -229,7 +218,7 @@ class Prices:
         key = id(place), itemsize
         found = self._known_facts.get(key)
         if found is None:
-            found = digits_of(place.layout), _local_bytes(place.layout, place.shape, itemsize)
+            found = digits_of(place.layout), prod(place.local_shape) * itemsize
             self._known_facts[key] = found
             self._kept.append(place)
         return found
@@ -243,10 +232,6 @@ class Prices:
         computed = sum(event.longest_ps for event in events if isinstance(event, TimedCompute))
         waited = sum(max(event.ps) for event in events if isinstance(event, (TimedCollective, TimedMessages)))
         return round(self._alpha * computed + self._beta * waited)
-
-    def _exchange_of(self, found: Movement, have: int) -> TimedCollective:
-        vector = found.group_size * have // found.kept
-        return self.exchange(found.kind, vector, found.groups(self.device_num))
 
     def _step(self, step: Step, have: int, itemsize: int) -> Events:
         """Return the events of one step of a plan made rank by rank."""
@@ -304,18 +289,3 @@ class Prices:
 def _moves_of(cut: WindowCut) -> list[Transfer]:
     """Return the transfers between ranks; cached, as forward and backward both need them."""
     return [move for move in cut.halo.moves.all() if move.source != move.target]
-
-
-def _movement(source: Layout, target: Layout) -> Movement | None:
-    before, after = digits_of(source), digits_of(target)
-    return None if before is None or after is None else movement(before, after)
-
-
-@lru_cache(maxsize=1 << 16)
-def _local_bytes(layout: Layout, shape: Shape, itemsize: int) -> int:
-    return prod(layout.local_shape(shape)) * itemsize
-
-
-def sums_ps(events: Events) -> int:
-    """Return the time [ps] of the sums of gradients among these events."""
-    return sum(max(event.exchange.ps) for event in events if isinstance(event, GradientSum))

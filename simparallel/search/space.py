@@ -28,7 +28,7 @@ from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import OpCall, uncut
 from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, InputSource, OpNode
 from simparallel.search.memory import add, held_bytes
-from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
+from simparallel.search.prices import MOST_DEVICES, Events, GradientSum, Prices
 from simparallel.search.problem import Problem
 from simparallel.search.rehearsal import StepRehearsal
 
@@ -293,7 +293,8 @@ class Space:
 
     def own_sums_ps(self, choice: Choice) -> int:
         """Return the time [ps] of the sums of an op's gradients."""
-        return sums_ps(choice.backward) * self.graph.num_micro_batches
+        sums = [event.exchange for event in choice.backward if isinstance(event, GradientSum)]
+        return sum(max(each.ps) for each in sums) * self.graph.num_micro_batches
 
     def sums_ps(self, choice: Sequence[int]) -> int:
         """Return the time [ps] of all sums of gradients."""
