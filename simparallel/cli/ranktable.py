@@ -8,6 +8,7 @@ from pathlib import Path
 
 from simparallel.base.argparse_checks import at_least_one
 from simparallel.base.files import write_atomically
+from simparallel.cli import flags
 from simparallel.errors import InputError
 from simparallel.machine.ranktable.reading import load
 from simparallel.machine.ranktable.table import FORMS, RankTable, make_rank_table, merge_rank_tables
@@ -45,7 +46,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     make.add_argument("--form", choices=FORMS, default="1.0", help="default %(default)s")
 
     for writing in (convert, merge, make):
-        writing.add_argument("-o", "--out", metavar="FILE", help="write to this file (default: print)")
+        flags.add(writing, "out")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -66,7 +66,7 @@ def test_explanations_follow_the_plan(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_front_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([*MLP, "--batch", "4096", "--front", "--out", "plan.json"]) == 0
+    assert main.main([*MLP, "--batch-size", "4096", "--front", "--out", "plan.json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["plan", "memory", "step", "micro-batches", "recomputed", "parts"]
     count = sum(line.startswith("written") for line in lines)
@@ -78,7 +78,7 @@ def test_the_front_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plan_of_a_model_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([*MLP, "--batch", "64", "--out", "plan.json", "--json"]) == 0
+    assert main.main([*MLP, "--batch-size", "64", "--out", "plan.json", "--json"]) == 0
 
     plan = Plan.from_dict(json.loads(capsys.readouterr().out))
     assert plan == Plan.load("plan.json")
@@ -87,7 +87,7 @@ def test_plan_of_a_model_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_written_plan_can_be_executed() -> None:
-    assert main.main([*MLP, "--batch", "8", "--out", "plan.json"]) == 0
+    assert main.main([*MLP, "--batch-size", "8", "--out", "plan.json"]) == 0
 
     def steps(count: int) -> None:
         run = sp.AutoParallel(ModelStep(MODELS["mlp"]), "auto", plan="plan.json")
@@ -119,10 +119,10 @@ def test_a_script_plans_within_the_given_memory(capsys: pytest.CaptureFixture[st
     assert main.main(command) == 0
     free = Plan.load("p.json").memory_bytes
     assert free is not None
-    assert main.main([*command, "--memory", f"{free}B"]) == 0
+    assert main.main([*command, "--device-memory", f"{free}B"]) == 0
     assert Plan.load("p.json").memory_bytes == free
     capsys.readouterr()
-    assert main.main([*command, "--memory", "100KB"]) != 0
+    assert main.main([*command, "--device-memory", "100KB"]) != 0
     assert "no plan fits into 100 kB of memory on a device" in capsys.readouterr().err
 
 
@@ -144,13 +144,13 @@ REFUSED = {
         ["plan", "resnet5", "--cluster", "a100"],
         "plan: resnet5 is neither a model (mlp, lenet5, resnet18, resnet50, gpt) nor a script.",
     ),
-    "nothing fits": ([*MLP, "--memory", "100KB"], "no plan fits into 100 kB of memory on a device; "),
-    "no size": ([*MLP, "--memory", "much"], "--memory='much'"),
+    "nothing fits": ([*MLP, "--device-memory", "100KB"], "no plan fits into 100 kB of memory on a device; "),
+    "no size": ([*MLP, "--device-memory", "much"], "--device-memory='much'"),
     "no method": ([*MLP, "--method", "luck"], "method='luck' is not one of auto, "),
-    "no cluster": (["plan", "mlp", "--cluster", "h"], "device='h' is not a preset"),
-    "no samples": ([*MLP, "--batch", "0"], "--batch 0: must be at least 1."),
+    "no cluster": (["plan", "mlp", "--cluster", "h"], "'h' is not a preset"),
+    "no samples": ([*MLP, "--batch-size", "0"], "--batch-size 0: must be at least 1."),
     "arguments of a model": (["plan", "--cluster", "a100", "mlp", "5"], "mlp is a model and takes no arguments"),
-    "batch of a script": (["plan", "s.py", "--cluster", "a100", "--batch", "4"], "--batch is an option for models"),
+    "batch of a script": (["plan", "s.py", "--cluster", "a100", "--batch-size", "4"], "--batch-size is an option for models"),
     "missing script": (["plan", "s.py", "--cluster", "a100"], "script s.py cannot be read: No such file"),
 }
 

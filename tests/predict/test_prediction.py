@@ -380,7 +380,7 @@ print("loss", loss.item())
 def test_command_predicts_a_script(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    arguments = ["predict", "-n", "16", "--cluster", "dgx-a100", "--trace", "p.json", "--png", "p.png", "train.py", "8"]
+    arguments = ["predict", "-n", "16", "--cluster", "dgx-a100", "--out", "p.json", "--picture", "p.png", "train.py", "8"]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert out.startswith("16 x a100 on 2 nodes: ")
