@@ -43,8 +43,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     for word in known:
         plain.setdefault(_plain(word), word)
     asked = _plain(name)
-    near = sorted((x for x in plain if len(asked) > 1 and asked in x or len(x) > 2 and x in asked), key=len)[:3]
-    near = near or get_close_matches(asked, plain, 3, 0.7)
+    near = [asked] if asked in plain else []
+    near = near or sorted((x for x in plain if len(asked) > 1 and asked in x or len(x) > 2 and x in asked), key=len)
+    near = near[:3] or get_close_matches(asked, plain, 3, 0.7)
     return f" Did you mean {' or '.join(plain[x] for x in near)}?" if near else ""
 
 

@@ -165,7 +165,10 @@ USAGE = {
     "no script": (["run"], "run: error: the following arguments are required: script\n"),
     "unknown option": (["trace", "t.json", "--pgn", "x"], "usage: simparallel trace"),
     "unknown option of run": (["run", "--rank", "3", "ok.py"], "usage: simparallel run"),
-    "no number": (["trace", "t.json", "--picture", "t.png", "--steps", "2,a"], "'a' is not a whole number; write 2,4,8"),
+    "no number": (
+        ["trace", "t.json", "--picture", "t.png", "--steps", "2,a"],
+        "'a' is not a whole number; write 2,4,8",
+    ),
 }
 
 

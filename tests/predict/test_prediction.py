@@ -380,11 +380,12 @@ print("loss", loss.item())
 def test_command_predicts_a_script(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    arguments = ["predict", "-n", "16", "--cluster", "dgx-a100", "--out", "p.json", "--picture", "p.png", "train.py", "8"]
+    arguments = ["predict", "-n", "16", "--cluster", "dgx-a100", "--out", "p.json", "--picture=p.png", "train.py", "8"]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert out.startswith("16 x a100 on 2 nodes: ")
-    assert "loss ?" in err
+    # Each line has its rank, and is there once, although ranks ran again.
+    assert err == "[rank 0] loss ?\n[rank 15] loss ?\nwritten: p.json\nwritten: p.png\n"
     assert (tmp_path / "p.png").stat().st_size > 1000
     assert len(sp.Trace.load("p.json").ranks) == 2
     assert main(["predict", "-n", "2", "--json", "--all-ranks", "train.py", "8"]) == 0
