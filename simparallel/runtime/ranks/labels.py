@@ -41,11 +41,11 @@ class _Labelled:
         if not name.startswith("rank "):
             return self._out.write(text)
         if self._threads.get(name) is not thread:
-            self._end(name)
-            self._threads[name], self._lines[name] = thread, 0
             if not self._repeats:
+                self._end(name)
                 self._shown[name] = 0
-        *lines, self._begun[name] = (self._begun.get(name, "") + text).split("\n")
+            self._threads[name], self._lines[name], self._begun[name] = thread, 0, ""
+        *lines, self._begun[name] = (self._begun[name] + text).split("\n")
         for line in lines:
             self._show(name, line)
         return len(text)
@@ -58,7 +58,6 @@ class _Labelled:
     def _end(self, name: str) -> None:
         if self._begun.get(name):
             self._show(name, self._begun[name])
-            self._begun[name] = ""
 
     def _show(self, name: str, line: str) -> None:
         self._lines[name] += 1
