@@ -12,15 +12,7 @@ from simparallel.cli import flags
 from simparallel.cli.ranktable import warned
 from simparallel.errors import InputError
 from simparallel.machine.busbw import CONVENTION, expected_busbw
-from simparallel.machine.cluster import (
-    PRESETS,
-    PS_PER_S,
-    ClusterSpec,
-    describe,
-    load_cluster,
-    this_gpu_file,
-    this_host_file,
-)
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec, describe, load_cluster, this_gpu_file, this_host_file
 from simparallel.machine.hostfile import read_host_file
 from simparallel.machine.ranktable.reading import load
 
@@ -29,21 +21,21 @@ SIZES = [4**power for power in range(5, 17)]  # 1 KiB to 4 GiB
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `simparallel cluster`."""
-    command.add_argument("cluster", metavar="CLUSTER", help=f"a .json file, or one of {', '.join(sorted(PRESETS))}")
+    command.add_argument("cluster", metavar="CLUSTER", help=flags.HARDWARE)
     _add_places(command)
     flags.add(command, "out", help="write it to a JSON file, to edit it and to use it as CLUSTER")
 
 
-def add_busbw_arguments(command: argparse.ArgumentParser) -> None:
+def add_busbw(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `simparallel expected-busbw`."""
-    flags.add(command, "cluster", required=True)
+    flags.add(command, "cluster", required=True, help=flags.HARDWARE)
     _add_places(command)
     command.add_argument("--op", choices=CONVENTION, default="all_reduce", help="default %(default)s")
     command.add_argument("--sizes", type=numbers, metavar="BYTES,…", default=SIZES, help="default 1 KiB to 4 GiB")
     command.add_argument("--ranks", type=numbers, metavar="N,…", help="the group (default: all ranks)")
 
 
-def add_calibrate_arguments(command: argparse.ArgumentParser) -> None:
+def add_calibrate(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `simparallel calibrate`."""
     flags.add(
         command,
@@ -55,7 +47,7 @@ def add_calibrate_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_places(command: argparse.ArgumentParser) -> None:
-    flags.add(command, "world_size", help="number of ranks (default: all of the file, or one node)")
+    flags.add(command, "world_size")
     places = command.add_mutually_exclusive_group()
     places.add_argument("--rank-table", metavar="FILE", help="nodes and device numbers as in this rank table")
     places.add_argument("--hostfile", metavar="FILE", help='nodes as in this host file, with lines "host slots=8"')

@@ -206,29 +206,16 @@ def _doctor(options: argparse.Namespace) -> int:
 # Name -> (its line in the help, a function that adds its arguments, a function that runs it).
 _COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
     "demo": ("train on real digits on four device processes, and compare with one", _add_demo_arguments, _demo),
-    **{
-        launcher: (told, partial(run_flags.add_arguments, launcher=launcher), _run)
-        for launcher, told in zip(
-            run_flags.LAUNCHERS,
-            ("run a script on several device processes", "run, as PyTorch's launcher", "run, as MindSpore's launcher"),
-            strict=True,
-        )
-    },
+    "run": ("run a script on several device processes", run_flags.add_arguments, _run),
+    "torchrun": ("run, as PyTorch's launcher", partial(run_flags.add_arguments, launcher="torchrun"), _run),
+    "msrun": ("run, as MindSpore's launcher", partial(run_flags.add_arguments, launcher="msrun"), _run),
     "predict": ("predict a script on a described cluster", predict.add_arguments, predict.main),
     "plan": ("search for the fastest way to cut a training step", plan.add_arguments, plan.main),
     "trace": ("view, summarise, export or compare traces of runs", traces.add_arguments, traces.main),
     "rank-table": ("check, convert, merge or make a rank table", rank_table.add_arguments, rank_table.main),
     "cluster": ("show described hardware, and where its numbers are from", clusters.add_arguments, clusters.main),
-    "expected-busbw": (
-        "print what a collective should reach on a described cluster",
-        clusters.add_busbw_arguments,
-        clusters.busbw,
-    ),
-    "calibrate": (
-        "measure this machine, for predictions of runs on it (this-host)",
-        clusters.add_calibrate_arguments,
-        clusters.calibrate,
-    ),
+    "expected-busbw": ("print what a collective should reach on a cluster", clusters.add_busbw, clusters.busbw),
+    "calibrate": ("measure this machine, for predictions of runs on it", clusters.add_calibrate, clusters.calibrate),
     "zoo": ("list wrong programs to learn from, or show one and run it", zoo.add_arguments, zoo.main),
     "doctor": ("show the features of this machine, and the fallbacks for missing ones", lambda command: None, _doctor),
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    flags.add(command, "cluster", required=True)
+    flags.add(command, "cluster", required=True, help=flags.HARDWARE)
     flags.add(command, "world_size")
     flags.add(command, "device_memory")
     flags.add(command, "batch_size", help="a model: samples in a step, of all ranks together (default: 32 for each)")
@@ -46,7 +46,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "what", metavar="MODEL|SCRIPT", help="a model of simparallel.models, such as resnet50; or a Python file"
     )
     # Unlike in `predict`, not the whole rest of the line: options may follow the model.
-    flags.add(command, "arguments", nargs="*", help="passed on to the script; its options after SCRIPT --")
+    command.add_argument("arguments", nargs="*", help="passed on to the script; its options after SCRIPT --")
 
 
 def main(options: argparse.Namespace) -> int:

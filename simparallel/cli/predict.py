@@ -30,7 +30,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     flags.add(command, "out", help="write the events, for simparallel trace and ui.perfetto.dev")
     flags.add(command, "picture", help="draw the timeline of the last step: .svg, .png or .pdf")
     flags.add(command, "json")
-    flags.add_script(command, help="a Python file; with -n it calls sp.init()")
+    flags.add_script(command, "a Python file; with -n it calls sp.init()")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -82,15 +82,9 @@ def _tell(prediction: Prediction, options: argparse.Namespace) -> None:
     from simparallel.cli import run_folder
 
     if options.json:
-        told = {
-            "step_time_s": prediction.step_time_s,
-            "makespan_s": prediction.makespan_s,
-            "peak_bytes": prediction.peak_bytes,
-            "capacity_bytes": prediction.capacity_bytes,
-            "fits": prediction.fits,
-            "ranks": prediction.summary(),
-        }
-        print(json.dumps(told, indent=1))
+        numbers = ("step_time_s", "makespan_s", "peak_bytes", "capacity_bytes", "fits")
+        told = {name: getattr(prediction, name) for name in numbers}
+        print(json.dumps({**told, "ranks": prediction.summary()}, indent=1))
     else:
         print(prediction.table())
     if options.out:

@@ -93,10 +93,7 @@ def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> No
         dest="per_node",
         help="ranks on each node; auto or cpu: one for each core",
     )
-    add(
-        "devices_per_rank",
-        help="simulated devices of each rank, for DataParallel and models split over devices (default: those it names)",
-    )
+    add("devices_per_rank")
     add("cluster")
     add("--standalone", action="store_true", help="torchrun's; every run here stands alone")
     add(
@@ -113,12 +110,7 @@ def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> No
         help=f"MASTER_PORT of every rank (default {MASTER_PORT}; msrun: 8118); the same for all nodes of a job",
     )
     add("--rank-table", "--rank-table-file", metavar="FILE", help="a rank table: its servers are the nodes")
-    add(
-        "out",
-        "--log-dir",
-        metavar="DIR",
-        help="folder for logs, trace and pictures (default runs/SCRIPT; msrun: this one)",
-    )
+    add("out", "--log-dir", metavar="DIR", help="folder of logs, trace, pictures (default runs/SCRIPT; msrun: here)")
     add("--output-filename", metavar="DIR", help="the same, with logs as DIR/1/rank.N/stdout too, as mpirun has them")
     add("--worker-log-name", metavar="NAME", help="msrun's: link the logs as NAME_N.log; {ip} and {hostname} are known")
     add("--tail-worker-log", type=shown_ranks, default=True, metavar="N,…", help="print only what these ranks write")
@@ -165,7 +157,7 @@ def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> No
         help="in SCRIPT, import mindspore or import torch means simparallel's front (default: msrun mindspore, "
         "torchrun torch, run none)",
     )
-    flags.add_script(command)
+    flags.add_script(command, "a Python file; it calls sp.init()")
 
 
 def _nodes(text: str) -> int:
