@@ -401,6 +401,26 @@ def test_command_predicts_a_script(tmp_path: Any, capsys: Any, monkeypatch: Any)
         assert main(wrong) == 2
 
 
+REPEATS = """
+import numpy as np, simparallel as sp
+sp.init()
+print("begins")
+if sp.get_rank() == 0: sp.send(np.ones(3), 6)
+if sp.get_rank() == 6: sp.recv(np.empty(3), 0)
+print("ends")
+"""
+
+
+def test_output_of_ranks_that_ran_again_is_shown_once(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
+    """Ranks 0 and 7 run first; rank 0 then needs rank 6, and so on."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(REPEATS)
+    assert main(["predict", "-n", "8", "--cluster", "dgx-a100", "train.py"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(set(told))
+    assert {f"[rank {rank}] {word}" for rank in (0, 6) for word in ("begins", "ends")} <= set(told)
+
+
 LAUNCHES = """
 import numpy as np
 import simparallel as sp
