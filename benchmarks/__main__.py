@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 
-from simparallel.backend import ARRAYS
-from simparallel.base.argparse_checks import at_least_one, exit_code, names, numbers
+from simparallel.base.argparse_checks import Parser, at_least_one, exit_code, names, numbers
+from simparallel.cli import flags
 from simparallel.cli.main import run_command
 from simparallel.errors import InputError
 
 # The options of each benchmark: keyword of its `main` -> option. Options that were not given keep its defaults.
 BENCHMARKS = {
     "step": {"names": "models"},
-    "ddp": {"names": "models", "ranks": "ranks"},
-    "collectives": {"ranks": "ranks", "ops": "ops", "sizes": "sizes", "peers": "peers", "out": "out"},
-    "adasum": {"ranks": "ranks", "sizes": "sizes", "peers": "peers"},
+    "ddp": {"names": "models", "ranks": "world_size"},
+    "collectives": {"ranks": "world_size", "ops": "ops", "sizes": "sizes", "peers": "peers", "out": "picture"},
+    "adasum": {"ranks": "world_size", "sizes": "sizes", "peers": "peers"},
     "shard": {},
-    "redistribution": {"ranks": "ranks"},
+    "redistribution": {"ranks": "world_size"},
     "predict": {},
     "plan": {},
     "pipeline": {},
@@ -29,9 +29,7 @@ BENCHMARKS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    command = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measure beside peers, in one interleaved run."
-    )
+    command = Parser(prog="python -m benchmarks", description="Measure beside peers, in one interleaved run.")
     command.add_argument(
         # Optional, because `--setup` can be called alone.
         "what",
@@ -50,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "--setup", action="store_true", help="first make the environments of gloo, Open MPI and MPICH (1.3 GB), once"
     )
     command.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
-    command.add_argument("--json", action="store_true", help="print JSON, not tables")
+    flags.add(command, "json", help="print JSON, not tables")
     command.add_argument(
         "--models", type=names, metavar="NAME,…", help="step, ddp: only models whose name contains one of these"
     )
@@ -59,10 +57,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="step --array cupy: calibrate the GPU for the predictions, even if the stored calibration fits",
     )
-    command.add_argument("--array", choices=ARRAYS, help="step: cupy measures on a GPU, beside PyTorch on it")
+    flags.add(command, "array", default=None, help="step: cupy measures on a GPU, beside PyTorch on it")
     command.add_argument("--peers", type=names, metavar="NAME,…", help="setup, collectives, adasum: only these")
-    command.add_argument(
-        "--ranks",
+    flags.add(
+        command,
+        "world_size",
         type=numbers,
         metavar="N,…",
         help="numbers of ranks (default of ddp 1,2,4,8, of collectives 2,4,8, of adasum 4, of redistribution 4,8)",
@@ -74,8 +73,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="BYTES,…",
         help="collectives, adasum: sizes of the vector (default: up to 32 MiB, from 4 B; adasum: from 1 MiB)",
     )
-    command.add_argument(
-        "--out", default="runs/bench/collectives.svg", help="collectives: the figure (default %(default)s)"
+    flags.add(
+        command, "picture", default="runs/bench/collectives.svg", help="collectives: the figure (default %(default)s)"
     )
     return command
 

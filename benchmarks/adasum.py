@@ -51,7 +51,7 @@ def main(
         if number < 2 or number & (number - 1):
             near = 1 << max(1, number.bit_length() - 1) if number > 0 else 2
             use = f"{near} or {2 * near}" if near < number else f"{near}"
-            raise InputError(f"--ranks {number}: Horovod's algorithm needs a power of two; use {use}.")
+            raise InputError(f"-n {number}: Horovod's algorithm needs a power of two; use {use}.")
     at_least_one(rounds=rounds, sizes=min(sizes))
     for name in peers or ():
         if name not in MPI:

@@ -28,7 +28,7 @@ from benchmarks.contest import measure
 from benchmarks.writable import check_writable
 from simparallel.algorithms.rehearsal import rehearse
 from simparallel.backend import random_permutation
-from simparallel.base.argparse_checks import at_least_one, exit_code, numbers, positive
+from simparallel.base.argparse_checks import Parser, at_least_one, exit_code, numbers, positive
 from simparallel.errors import InputError
 from simparallel.optim.schedules import Linear
 
@@ -267,7 +267,7 @@ def costs(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all experiments, print the tables, draw the figures; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.adasum_lab", description=(__doc__ or "").split("\n")[0])
+    parser = Parser(prog="python -m benchmarks.adasum_lab", description=(__doc__ or "").split("\n")[0])
     told = ",".join(map(str, WORKERS))
     parser.add_argument(
         "--workers",

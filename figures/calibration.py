@@ -322,7 +322,7 @@ TEMPLATE = """# Runs on this machine, predicted
 
 `simparallel calibrate` measures the machine that it runs on, and writes the description `this-host`. A dry run with
 `cluster="this-host"`, or `simparallel predict --cluster this-host`, then tells how long a run takes here. This page
-holds such predictions beside measured runs; `simparallel figures calibration` writes it.
+holds such predictions beside measured runs; `python -m figures calibration` writes it.
 
 ## Measurements
 

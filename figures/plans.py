@@ -237,7 +237,7 @@ def _correlation(results: list[Result]) -> float:
 TEMPLATE = """# Plans on this machine
 
 Plans of [automatic parallelism](auto_parallel.md), measured on the machine that `simparallel calibrate` has described,
-beside their predictions; `simparallel figures plans` writes this page. The calibration has not seen these plans.
+beside their predictions; `python -m figures plans` writes this page. The calibration has not seen these plans.
 
 There are {count} plans of two models, each on 2, 4 and 8 ranks, measured by turns in {rounds} rounds of {steps} steps.
 The measured time is the median of the quietest round, and *noise* is how much longer the next quiet one took. The ranks

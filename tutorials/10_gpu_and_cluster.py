@@ -123,7 +123,7 @@ x = np.ones(1_000_000, np.float32)
 sp.all_reduce(x, group=nodes[sp.get_node_rank()])
 sp.all_reduce(x)
 """)
-run("simparallel run -n 4 --nodes 2 --record full --device dgx-a100 links.py")
+run("simparallel run -n 4 --nodes 2 --record full --cluster dgx-a100 links.py")
 trace = sp.Trace.load("runs/links/trace.json")
 times = [e.sim_end_ps - e.sim_start_ps for e in trace.events if e.rank == 0 and e.name == "all_reduce"]
 print(f"4 MB inside a node: {times[0] / 1e6:.0f} µs, among both nodes: {times[1] / 1e6:.0f} µs")
@@ -177,7 +177,7 @@ nodes = sp.cluster.read_host_file("hosts")
 print("host file:", nodes)
 assert nodes[1] == (3,)
 
-run("simparallel rank-table make --servers 2 --devices 2 -o table.json")
+run("simparallel rank-table make --servers 2 --devices 2 --out table.json")
 servers = json.loads(Path("table.json").read_text())["server_list"]
 for server in servers:
     print(server["server_id"], "has the ranks", [int(device["rank_id"]) for device in server["device"]])
@@ -226,7 +226,7 @@ show(sp.view.plot_loss({"four ranks": losses}, title="Noted with sp.log"), "loss
 # %%
 has_mpi = importlib.util.find_spec("mpi4py") is not None and shutil.which("mpiexec") is not None
 if has_mpi:
-    by_mpi, _ = run("simparallel run --transport mpi -n 4 --log-dir runs/mpi train.py")
+    by_mpi, _ = run("simparallel run --transport mpi -n 4 --out runs/mpi train.py")
     assert {line.partition("loss ")[2] for line in by_mpi} == {alone[0].partition("loss ")[2]}
 else:
     print("not run here: mpi4py or mpiexec is missing")

@@ -1,13 +1,48 @@
-"""Helpers of the commands: parse lists, check numbers under their option names, and turn errors into exit codes."""
+"""Helpers of the commands: a parser, lists, numbers checked under their option names, errors as exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
+from typing import Any
 
+from simparallel.base.names import did_you_mean
 from simparallel.errors import InputError, RunFailedError, SimParallelError
+
+# What is written elsewhere -> our word for it.
+_OTHER_WORDS = {
+    "--device": "--cluster", "--np": "-n", "--png": "--picture", "--save": "--out", "-o": "--out", "--trace": "--out",
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that knows no abbreviations; its errors suggest a similar option, command or choice."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse; unknown arguments are an error, also of a command below this parser, which shows its own usage."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = self._option_string_actions
+            words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            meant = [_OTHER_WORDS[word] if _OTHER_WORDS.get(word) in known else word for word in words]
+            hints = dict.fromkeys(did_you_mean(word, known) for word in meant)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}.{''.join(hints)}".removesuffix("."))
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = did_you_mean(str(value), map(str, action.choices or ()))
+            error.message += f".{hint}" if hint else ""
+            raise
 
 
 def names(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -30,6 +30,24 @@ def find(known: Mapping[str, T], name: str, room: str, kind: str) -> T:
     """
     if name in known:
         return known[name]
-    near = get_close_matches(str(name), known, 3, 0.4)
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise UnknownNameError(f"{room}: there is no {kind} {name!r}. {hint}{room}.names() lists all {len(known)}.")
+    hint = did_you_mean(str(name), known)
+    raise UnknownNameError(f"{room}: there is no {kind} {name!r}.{hint} {room}.names() lists all {len(known)}.")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean x or y?" for the known names near to `name`, to be appended to an error; "" for none.
+
+    Near are names that contain it or that it contains, such as dgx-h100 for h100; without one, those spelt alike.
+    """
+    plain: dict[str, str] = {}
+    for word in known:
+        plain.setdefault(_plain(word), word)
+    asked = _plain(name)
+    near = [asked] if asked in plain else []
+    near = near or sorted((x for x in plain if len(asked) > 1 and asked in x or len(x) > 2 and x in asked), key=len)
+    near = near[:3] or get_close_matches(asked, plain, 3, 0.7)
+    return f" Did you mean {' or '.join(plain[x] for x in near)}?" if near else ""
+
+
+def _plain(name: str) -> str:
+    return name.strip("-").replace("_", "-").casefold()

@@ -5,22 +5,14 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import at_least_one, numbers
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
+from simparallel.cli import flags
 from simparallel.cli.ranktable import warned
 from simparallel.errors import InputError
 from simparallel.machine.busbw import CONVENTION, expected_busbw
-from simparallel.machine.cluster import (
-    PRESETS,
-    PS_PER_S,
-    ClusterSpec,
-    describe,
-    load_cluster,
-    this_gpu_file,
-    this_host_file,
-)
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec, describe, load_cluster, this_gpu_file, this_host_file
 from simparallel.machine.hostfile import read_host_file
 from simparallel.machine.ranktable.reading import load
 
@@ -29,41 +21,33 @@ SIZES = [4**power for power in range(5, 17)]  # 1 KiB to 4 GiB
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `simparallel cluster`."""
-    command.add_argument("name", metavar="CLUSTER", help=f"a .json file, or one of {', '.join(sorted(PRESETS))}")
+    command.add_argument("cluster", metavar="CLUSTER", help=flags.HARDWARE)
     _add_places(command)
-    command.add_argument("--save", metavar="FILE", help="write it to a JSON file, to edit it and to use it as CLUSTER")
+    flags.add(command, "out", help="write it to a JSON file, to edit it and to use it as CLUSTER")
 
 
-def add_busbw_arguments(command: argparse.ArgumentParser) -> None:
+def add_busbw(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `simparallel expected-busbw`."""
-    command.add_argument(
-        "--cluster",
-        dest="name",
-        required=True,
-        metavar="NAME",
-        help="a .json file, or a preset; see simparallel cluster",
-    )
+    flags.add(command, "cluster", required=True, help=flags.HARDWARE)
     _add_places(command)
     command.add_argument("--op", choices=CONVENTION, default="all_reduce", help="default %(default)s")
     command.add_argument("--sizes", type=numbers, metavar="BYTES,…", default=SIZES, help="default 1 KiB to 4 GiB")
     command.add_argument("--ranks", type=numbers, metavar="N,…", help="the group (default: all ranks)")
 
 
-def add_calibrate_arguments(command: argparse.ArgumentParser) -> None:
+def add_calibrate(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `simparallel calibrate`."""
-    command.add_argument(
-        "--out",
-        metavar="FILE",
+    flags.add(
+        command,
+        "out",
         help=f"where to write it (default {this_host_file()}: this-host; of a GPU {this_gpu_file()}: this-gpu)",
     )
     command.add_argument("--quick", action="store_true", help="in less than a minute, with larger errors; not of a GPU")
-    command.add_argument("--array", choices=ARRAYS, default="numpy", help="cupy measures the first GPU (this-gpu)")
+    flags.add(command, "array", help="cupy measures the first GPU (this-gpu)")
 
 
 def _add_places(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "-n", "--world-size", type=int, metavar="N", help="number of ranks (default: all of the file, or one node)"
-    )
+    flags.add(command, "world_size")
     places = command.add_mutually_exclusive_group()
     places.add_argument("--rank-table", metavar="FILE", help="nodes and device numbers as in this rank table")
     places.add_argument("--hostfile", metavar="FILE", help='nodes as in this host file, with lines "host slots=8"')
@@ -74,14 +58,14 @@ def _cluster(options: argparse.Namespace) -> ClusterSpec:
     if options.rank_table:
         table = warned(load(options.rank_table))
         count = options.world_size or table.world_size
-        return describe(count, options.name, nodes=table.nodes_for(count), device_ids=table.device_ids)
+        return describe(count, options.cluster, nodes=table.nodes_for(count), device_ids=table.device_ids)
     if options.hostfile:
         nodes = read_host_file(options.hostfile)
         count = sum(map(len, nodes))
         if options.world_size not in (None, count):
             raise InputError(f"-n {options.world_size}: {options.hostfile} has {count} ranks; leave -n out.")
-        return describe(count, options.name, nodes=nodes)
-    return load_cluster(options.name, options.world_size)
+        return describe(count, options.cluster, nodes=nodes)
+    return load_cluster(options.cluster, options.world_size)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -93,9 +77,9 @@ def main(options: argparse.Namespace) -> int:
     """
     cluster = _cluster(options)
     print(cluster.table())
-    if options.save:
-        cluster.save(options.save)
-        print(f"written: {options.save}")
+    if options.out:
+        cluster.save(options.out)
+        print(f"written: {options.out}")
     return 0
 
 

@@ -8,99 +8,36 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import simparallel as sp
-from simparallel.base.argparse_checks import at_least_one, exit_code
+from simparallel.base.argparse_checks import Parser, at_least_one, exit_code
 from simparallel.base.units import format_number_of
-from simparallel.cli import clusters, figures, plan, predict, ranktable as rank_table, run_flags, traces, zoo
-from simparallel.compat import FRONTS
+from simparallel.cli import clusters, flags, plan, predict, ranktable as rank_table, run_flags, traces, zoo
 from simparallel.errors import RunFailedError
-from simparallel.machine.cluster import DEFAULT_DEVICE, PRESETS, load_cluster
+from simparallel.machine.cluster import load_cluster
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    top = argparse.ArgumentParser(prog="simparallel", description="Distributed deep-learning training on one laptop.")
+    top = Parser(prog="simparallel", description="Distributed deep-learning training on one laptop.")
     top.add_argument("--version", action="version", version=f"simparallel {sp.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    demo = commands.add_parser("demo", help="train on real digits on four device processes, and compare with one")
-    _add_cluster_options(demo, default=4)
-    demo.add_argument("--epochs", type=int, default=20, help="default %(default)s")
-    demo.add_argument("--batch-size", type=int, default=120, help="of all ranks together (default %(default)s)")
-    demo.add_argument("--out", default="runs/demo", help="directory for what it writes (default %(default)s)")
-
-    for launcher, told in zip(
-        run_flags.LAUNCHERS,
-        ("run a script on several device processes", "run, as PyTorch's launcher", "run, as MindSpore's launcher"),
-        strict=True,
-    ):
-        run = commands.add_parser(launcher, help=told)
-        run_flags.add_arguments(run, launcher)
-        _add_device_option(run)
-        run.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
-        run.add_argument(
-            "--as",
-            dest="framework",
-            choices=(*FRONTS, "none"),
-            help="in SCRIPT, import mindspore or import torch means simparallel's front (default: msrun mindspore, "
-            "torchrun torch, run none)",
-        )
-        run.add_argument("script", help="a Python file; it calls sp.init()")
-        rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
-        # Otherwise argparse asks for the arguments, too, when SCRIPT is missing.
-        rest.required = False
-
-    predict.add_arguments(commands.add_parser("predict", help="predict a script on a described cluster"))
-    plan.add_arguments(commands.add_parser("plan", help="search for the fastest way to cut a training step"))
-
-    traces.add_arguments(commands.add_parser("trace", help="view, summarise, export or compare traces of runs"))
-
-    figures.add_arguments(commands.add_parser("figures", help="draw the pictures of the documentation again"))
-    rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert, merge or make a rank table"))
-
-    clusters.add_arguments(
-        commands.add_parser("cluster", help="show described hardware, and where its numbers are from")
-    )
-    clusters.add_busbw_arguments(
-        commands.add_parser("expected-busbw", help="print what a collective should reach on a described cluster")
-    )
-    clusters.add_calibrate_arguments(
-        commands.add_parser("calibrate", help="measure this machine, for predictions of runs on it (this-host)")
-    )
-
-    zoo.add_arguments(commands.add_parser("zoo", help="list wrong programs to learn from, or show one and run it"))
-
-    commands.add_parser("doctor", help="show the features of this machine, and the fallbacks for missing ones")
-    for command in commands.choices.values():
-        # For errors that are found after parsing: they then show the usage of this command.
-        command.set_defaults(parser=command)
+    for name, (told, add_arguments, _) in _COMMANDS.items():
+        add_arguments(commands.add_parser(name, help=told))
     return top
 
 
-def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None:
-    command.add_argument(
-        "-n", "--world-size", type=int, default=default, metavar="N", help="number of devices (default %(default)s)"
-    )
-    _add_device_option(command)
-
-
-def _add_device_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--device",
-        metavar="NAME",
-        help=f"a .json file, or one of {', '.join(sorted(PRESETS))} (default {DEFAULT_DEVICE})",
-    )
-
-
-def _check_device(name: str | None) -> None:
-    if name is not None:
-        load_cluster(name)
+def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
+    flags.add(command, "world_size", default=4, help="number of ranks (default %(default)s)")
+    flags.add(command, "cluster")
+    command.add_argument("--epochs", type=int, default=20, help="default %(default)s")
+    flags.add(command, "batch_size", default=120, help="samples in a step, of all ranks together (default %(default)s)")
+    flags.add(command, "out", default="runs/demo", metavar="DIR", help="folder for its files (default %(default)s)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,10 +69,7 @@ def run_command(command: Callable[[], int]) -> int:
 
 def _options(given: list[str]) -> argparse.Namespace:
     """Parse the command line; exit after help and after a usage error."""
-    options, unknown = parser().parse_known_args(given)
-    # Let the command report them: its usage is more helpful than the top level's.
-    if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = parser().parse_args(given)
     if options.command in run_flags.LAUNCHERS:
         options.arguments = _passed_on(given, options)
     return options
@@ -169,22 +103,14 @@ def _reader_is_gone() -> bool:
 
 def _code_of(options: argparse.Namespace) -> int:
     """Run a command and print its errors; return the exit code."""
-    commands = {
-        "demo": _demo, **dict.fromkeys(run_flags.LAUNCHERS, _run), "trace": traces.main,
-        "rank-table": rank_table.main, "doctor": _doctor, "predict": predict.main,
-        "plan": plan.main, "zoo": zoo.main, "figures": figures.main,
-        "cluster": clusters.main, "expected-busbw": clusters.busbw,
-        "calibrate": clusters.calibrate,
-    }  # fmt: skip
-    return exit_code(partial(commands[options.command], options))
+    return exit_code(partial(_COMMANDS[options.command][2], options))
 
 
 def _demo(options: argparse.Namespace) -> int:
     from simparallel.cli import demo
 
     at_least_one(n=options.world_size, epochs=options.epochs, batch_size=options.batch_size)
-    _check_device(options.device)
-    demo.main(options.world_size, options.epochs, options.batch_size, options.device, options.out)
+    demo.main(options.world_size, options.epochs, options.batch_size, options.cluster, options.out)
     return 0
 
 
@@ -197,7 +123,8 @@ def _run(options: argparse.Namespace) -> int:
     check_not_in_a_rank()
     run_flags.without_python(options)
     check_script(options.script, options.module)
-    _check_device(options.device)
+    if options.cluster is not None:
+        load_cluster(options.cluster)
     request = run_flags.request(options)
     run_flags.tell(request.notes)
     if options.sim_level >= 0:
@@ -235,7 +162,7 @@ def _prediction(options: argparse.Namespace, request: run_flags.Request) -> list
     """Return the command that predicts the script: MindSpore's simulated runs compute nothing, too."""
     script, arguments, _, is_module = _program(options)
     words = ["predict", "-n", str(request.world_size), *["-m"] * is_module]
-    given = {"--nodes": request.nodes, "--cluster": options.device, "--devices-per-rank": options.devices_per_rank}
+    given = {"--nodes": request.nodes, "--cluster": options.cluster, "--devices-per-rank": options.devices_per_rank}
     words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
     return [*words, script, *arguments]
 
@@ -246,7 +173,7 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
     from simparallel.cli import run_folder
 
     settings: dict[str, Any] = {
-        "device": options.device, "devices_per_rank": options.devices_per_rank, "nodes": request.nodes,
+        "device": options.cluster, "devices_per_rank": options.devices_per_rank, "nodes": request.nodes,
         "rank_table": request.rank_table, "environment": request.environment, "log_dir": request.log_dir,
         "log_links": request.log_links, "log_files": run_folder.FILES, "timeout_s": options.timeout,
         "record": options.record, "array": options.array,
@@ -274,3 +201,21 @@ def _doctor(options: argparse.Namespace) -> int:
     from simparallel.cli import doctor
 
     return doctor.main()
+
+
+# Name -> (its line in the help, a function that adds its arguments, a function that runs it).
+_COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
+    "demo": ("train on real digits on four device processes, and compare with one", _add_demo_arguments, _demo),
+    "run": ("run a script on several device processes", run_flags.add_arguments, _run),
+    "torchrun": ("run, as PyTorch's launcher", partial(run_flags.add_arguments, launcher="torchrun"), _run),
+    "msrun": ("run, as MindSpore's launcher", partial(run_flags.add_arguments, launcher="msrun"), _run),
+    "predict": ("predict a script on a described cluster", predict.add_arguments, predict.main),
+    "plan": ("search for the fastest way to cut a training step", plan.add_arguments, plan.main),
+    "trace": ("view, summarise, export or compare traces of runs", traces.add_arguments, traces.main),
+    "rank-table": ("check, convert, merge or make a rank table", rank_table.add_arguments, rank_table.main),
+    "cluster": ("show described hardware, and where its numbers are from", clusters.add_arguments, clusters.main),
+    "expected-busbw": ("print what a collective should reach on a cluster", clusters.add_busbw, clusters.busbw),
+    "calibrate": ("measure this machine, for predictions of runs on it", clusters.add_calibrate, clusters.calibrate),
+    "zoo": ("list wrong programs to learn from, or show one and run it", zoo.add_arguments, zoo.main),
+    "doctor": ("show the features of this machine, and the fallbacks for missing ones", lambda command: None, _doctor),
+}

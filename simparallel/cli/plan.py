@@ -6,42 +6,42 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simparallel.base.argparse_checks import at_least_one, flag
+from simparallel.base.names import did_you_mean
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
+from simparallel.cli import flags
 from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, load_cluster
+from simparallel.runtime.ranks.labels import labelled_output
 
 if TYPE_CHECKING:
     from simparallel.search.plan import Plan
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--cluster", required=True, metavar="NAME", help="described hardware: the name of a preset, or a file"
-    )
-    command.add_argument("-n", "--world-size", type=int, metavar="N", help="number of devices (default: one node)")
-    command.add_argument("--memory", metavar="SIZE", help='limit of each device (default: its own), such as "32GB"')
-    command.add_argument(
-        "--batch", type=int, metavar="N", help="a model: samples in a step, of all devices (default: 32 for each)"
-    )
+    flags.add(command, "cluster", required=True, help=flags.HARDWARE)
+    flags.add(command, "world_size")
+    flags.add(command, "device_memory")
+    flags.add(command, "batch_size", help="a model: samples in a step, of all ranks together (default: 32 for each)")
     command.add_argument("--method", metavar="NAME", help="a model: how to search (default auto: the exact search)")
     command.add_argument(
         "--front", action="store_true", help="a model: the plans of which none is as good as another in time and memory"
     )
-    command.add_argument("--out", metavar="FILE", help="write the plan as JSON, for AutoParallel(..., plan=FILE)")
-    command.add_argument("--picture", metavar="FILE", help="draw the plan: .svg, .png or .pdf")
+    command.add_argument("--all-ops", action="store_true", help="print every op, not one for all with its strategy")
+    flags.add(command, "out", help="write the plan as JSON, for AutoParallel(..., plan=FILE)")
+    flags.add(command, "picture", help="draw the plan: .svg, .png or .pdf")
     command.add_argument(
         "--explain", metavar="OP", action="append", default=[], help="say why a call has its strategy; repeatable"
     )
-    command.add_argument("--json", action="store_true", help="print JSON, not a table")
+    flags.add(command, "json")
     command.add_argument(
         "what", metavar="MODEL|SCRIPT", help="a model of simparallel.models, such as resnet50; or a Python file"
     )
@@ -60,8 +60,12 @@ def main(options: argparse.Namespace) -> int:
     """
     from simparallel.search.model_steps import MODELS
 
-    at_least_one(n=options.world_size, batch=options.batch)
+    at_least_one(n=options.world_size, batch_size=options.batch_size)
     cluster = load_cluster(options.cluster, options.world_size)
+    if options.device_memory is not None:
+        # By default a plan may use the memory of the device.
+        device = replace(cluster.device, memory_bytes=parse_bytes(options.device_memory, "--device-memory"))
+        cluster = replace(cluster, device=device)
     plans = _of_model(options, cluster) if options.what in MODELS else _of_script(options, cluster)
     if options.json:
         told = [plan.to_dict() for plan in plans]
@@ -81,11 +85,10 @@ def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
         raise InputError(
             f"plan: {options.what} is a model and takes no arguments; remove {' '.join(options.arguments)}."
         )
-    limit = cluster.device.memory_bytes if options.memory is None else parse_bytes(options.memory, "--memory")
     known = MODELS[options.what]
-    batch = options.batch or known.batch * cluster.world_size
+    batch = options.batch_size or known.batch * cluster.world_size
     step = ModelStep(known)
-    settings = SearchSettings(method=options.method or "auto", memory_limit_bytes=limit)
+    settings = SearchSettings(method=options.method or "auto", memory_limit_bytes=cluster.device.memory_bytes)
     graph, *split = step.graphs(batch, cluster.world_size)
     with _progress() as progress:
         if options.front:
@@ -105,18 +108,17 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
     from simparallel.search.planner import watch_searches
 
     if not options.what.endswith(".py") and not Path(options.what).exists():
-        raise InputError(f"plan: {options.what} is neither a model ({', '.join(MODELS)}) nor a script.")
-    for name in ("batch", "method", "front"):
+        raise InputError(
+            f"plan: {options.what} is neither a model ({', '.join(MODELS)}) nor a script."
+            + did_you_mean(options.what, MODELS)
+        )
+    for name in ("batch_size", "method", "front"):
         if getattr(options, name):
             raise InputError(f"plan: {flag(name)} is an option for models; a script passes it to AutoParallel.")
     check_script(options.what)
     program = partial(run_script, options.what, options.arguments)
-    if options.memory is not None:
-        # By default a plan may use the memory of the device.
-        device = replace(cluster.device, memory_bytes=parse_bytes(options.memory, "--memory"))
-        cluster = replace(cluster, device=device)
-    # Standard output is for the plans alone; the script's own output goes to standard error.
-    with redirect_stdout(sys.stderr), _progress() as progress, watch_searches(progress) as found:
+    # Standard output is for the plans alone.
+    with labelled_output(sys.stderr, repeats=True), _progress() as progress, watch_searches(progress) as found:
         dry_run(program, world_size=cluster.world_size, cluster=cluster)
     if not found:
         raise InputError(
@@ -151,9 +153,7 @@ def _tell(plan: Plan, number: int, options: argparse.Namespace) -> None:
     from simparallel.cli import run_folder
 
     if not options.json and not options.front:
-        print(plan)
-        if plan.memory_bytes is not None:
-            print(f"memory of a device, as modelled: {format_bytes(plan.memory_bytes)}")
+        print(plan if options.all_ops else plan.table())
     if not options.json:
         for name in options.explain:
             print(plan.explain(name))

@@ -5,38 +5,32 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simparallel.base.argparse_checks import at_least_one, flag
+from simparallel.cli import flags
 from simparallel.errors import InputError
+from simparallel.runtime.ranks.labels import labelled_output
 
 if TYPE_CHECKING:
     from simparallel.predict.prediction import Prediction
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "-n",
-        "--np",
-        dest="world_size",
-        type=int,
-        metavar="N",
-        help="run the script as N ranks; without it, predict what the script itself launches",
+    flags.add(
+        command, "world_size", help="run the script as N ranks; without it, predict what the script itself launches"
     )
-    command.add_argument("--cluster", metavar="NAME", help="described hardware: the name of a preset, or a file")
-    command.add_argument("--nodes", type=int, help="nodes with equally many ranks (default: the preset's)")
-    command.add_argument("--devices-per-rank", type=int, metavar="N", help="simulated devices of each rank")
-    command.add_argument("--device-memory", metavar="SIZE", help='capacity of each device, such as "80GB"')
+    flags.add(command, "cluster")
+    flags.add(command, "nodes", help="nodes, with equally many ranks (default: the preset's)")
+    flags.add(command, "devices_per_rank")
+    flags.add(command, "device_memory", help='memory of each device, such as "80GB", at which the program fails')
     command.add_argument("--all-ranks", action="store_true", help="run every rank, not one for all with its program")
-    command.add_argument("--trace", metavar="FILE", help="write the events, for ui.perfetto.dev")
-    command.add_argument("--png", metavar="FILE", help="draw the timeline of the last step")
-    command.add_argument("--json", action="store_true", help="print JSON, not a table")
-    command.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
-    command.add_argument("script", help="a Python file; with -n it calls sp.init()")
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+    flags.add(command, "out", help="write the events, for simparallel trace and ui.perfetto.dev")
+    flags.add(command, "picture", help="draw the timeline of the last step: .svg, .png or .pdf")
+    flags.add(command, "json")
+    flags.add_script(command, "a Python file; with -n it calls sp.init()")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -48,8 +42,8 @@ def main(options: argparse.Namespace) -> int:
     check_script(options.script, options.module)
     program = partial(run_script, options.script, options.arguments, is_module=options.module)
     found: list[Prediction] = []
-    # Standard output is for the table alone; the script's own output goes to standard error.
-    with redirect_stdout(sys.stderr):
+    # Standard output is for the table alone. A folded dry run runs ranks again until it knows all programs.
+    with labelled_output(sys.stderr, repeats=options.world_size is not None):
         if options.world_size is None:
             for name in ("nodes", "devices_per_rank", "device_memory", "all_ranks"):
                 if getattr(options, name):
@@ -88,21 +82,15 @@ def _tell(prediction: Prediction, options: argparse.Namespace) -> None:
     from simparallel.cli import run_folder
 
     if options.json:
-        told = {
-            "step_time_s": prediction.step_time_s,
-            "makespan_s": prediction.makespan_s,
-            "peak_bytes": prediction.peak_bytes,
-            "capacity_bytes": prediction.capacity_bytes,
-            "fits": prediction.fits,
-            "ranks": prediction.summary(),
-        }
-        print(json.dumps(told, indent=1))
+        numbers = ("step_time_s", "makespan_s", "peak_bytes", "capacity_bytes", "fits")
+        told = {name: getattr(prediction, name) for name in numbers}
+        print(json.dumps({**told, "ranks": prediction.summary()}, indent=1))
     else:
         print(prediction.table())
-    if options.trace:
-        prediction.trace.save(options.trace)
-    if options.png:
+    if options.out:
+        prediction.trace.save(options.out)
+    if options.picture:
         steps = prediction.trace.steps[-1:]
-        run_folder.save_and_close(prediction.timeline(steps=steps), Path(options.png))
-    for path in filter(None, (options.trace, options.png)):
+        run_folder.save_and_close(prediction.timeline(steps=steps), Path(options.picture))
+    for path in filter(None, (options.out, options.picture)):
         print(f"written: {path}", file=sys.stderr)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from simparallel.base.argparse_checks import at_least_one
 from simparallel.base.files import write_atomically
-from simparallel.errors import InputError
+from simparallel.cli import flags
 from simparallel.machine.ranktable.reading import load
 from simparallel.machine.ranktable.table import FORMS, RankTable, make_rank_table, merge_rank_tables
 from simparallel.machine.ranktable.writing import format_rank_table
@@ -45,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     make.add_argument("--form", choices=FORMS, default="1.0", help="default %(default)s")
 
     for writing in (convert, merge, make):
-        writing.add_argument("-o", "--out", metavar="FILE", help="write to this file (default: print)")
+        flags.add(writing, "out")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -53,7 +52,8 @@ def main(options: argparse.Namespace) -> int:
 
     Raises:
         RankTableError: a table cannot be read, or breaks a rule.
-        InputError: the table cannot be made, merged or written.
+        InputError: the table cannot be made or merged.
+        OSError: it cannot be written.
     """
     if options.action == "check":
         for file in options.files:
@@ -73,10 +73,7 @@ def main(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
         return 0
-    try:
-        write_atomically(Path(options.out), text.encode())
-    except OSError as error:
-        raise InputError(f"{options.out} cannot be written: {error.strerror}.") from error
+    write_atomically(options.out, text.encode())
     print(f"written: {options.out}")
     return 0
 

@@ -19,13 +19,15 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import at_least_one, positive
 from simparallel.base.system import usable_cores
+from simparallel.cli import flags
 from simparallel.clock.recording import RECORD
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.compat import FRONTS
 from simparallel.errors import InputError
 from simparallel.machine.ranktable import RankTable, load
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
@@ -76,41 +78,23 @@ class Request:
 
 
 def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> None:
-    """Add the options of one of `LAUNCHERS`, without those of the hardware and the script."""
+    """Add the options of one of `LAUNCHERS`, and the script."""
     usual = {"default_world_size": None, "default_log_dir": None, "log_links": RANK_LINKS}
     command.set_defaults(**{**usual, **LAUNCHERS[launcher]})
-
-    def add(*names: str, **settings: object) -> None:
-        """Add an option under all its names, with dashes and with underscores."""
-        # msrun spells options with underscores, torchrun with either.
-        spellings = [name.replace("-", "_").replace("__", "--", 1) for name in names if "-" in name[2:]]
-        # The help would list a name twice if both spellings are equal.
-        command.add_argument(*dict.fromkeys((*names, *spellings)), **settings)  # type: ignore[arg-type]
-
-    add(
-        "-n",
-        "-np",
-        "--world-size",
-        "--worker-num",
-        type=int,
-        metavar="N",
-        help="number of devices, on all nodes (default 1; msrun: 8)",
-    )
-    add("--nodes", "--nnodes", type=_nodes, metavar="N", help="on how many nodes they are (default 1)")
+    # msrun spells options with underscores, torchrun with either.
+    add = partial(flags.add, command, underscores=True)
+    add("world_size", "-np", "--worker-num", help="number of ranks, on all nodes (default 1; msrun: 8)")
+    add("nodes", "--nnodes", type=_nodes, help="on how many nodes they are (default 1)")
     add(
         "--nproc-per-node",
         "--local-worker-num",
         type=_per_node,
         metavar="N",
         dest="per_node",
-        help="devices on each node; auto or cpu: one for each core",
+        help="ranks on each node; auto or cpu: one for each core",
     )
-    add(
-        "--devices-per-rank",
-        type=int,
-        metavar="N",
-        help="simulated devices of each rank, for DataParallel and models split over devices (default: those it names)",
-    )
+    add("devices_per_rank")
+    add("cluster")
     add("--standalone", action="store_true", help="torchrun's; every run here stands alone")
     add(
         "--node-rank",
@@ -126,7 +110,7 @@ def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> No
         help=f"MASTER_PORT of every rank (default {MASTER_PORT}; msrun: 8118); the same for all nodes of a job",
     )
     add("--rank-table", "--rank-table-file", metavar="FILE", help="a rank table: its servers are the nodes")
-    add("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT; msrun: this one)")
+    add("out", "--log-dir", metavar="DIR", help="folder of logs, trace, pictures (default runs/SCRIPT; msrun: here)")
     add("--output-filename", metavar="DIR", help="the same, with logs as DIR/1/rank.N/stdout too, as mpirun has them")
     add("--worker-log-name", metavar="NAME", help="msrun's: link the logs as NAME_N.log; {ip} and {hostname} are known")
     add("--tail-worker-log", type=shown_ranks, default=True, metavar="N,…", help="print only what these ranks write")
@@ -157,20 +141,23 @@ def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> No
         default="summary",
         help="of a long run: exact totals and the events of some steps (default), all events, or off",
     )
-    add(
-        "--array",
-        choices=ARRAYS,
-        default="numpy",
-        help="library of the ranks' arrays: numpy (default), or cupy for arrays on the GPUs",
-    )
+    add("array", help="library of the ranks' arrays: numpy (default), or cupy for arrays on the GPUs")
     add(
         "--cluster-time-out",
         type=float,
         metavar="S",
         dest="start_timeout",
-        help=f"how long the devices may take to start (default {START_LIMIT_S:g} s), or the other nodes, with "
+        help=f"how long the ranks may take to start (default {START_LIMIT_S:g} s), or the other nodes, with "
         f"--node-rank ({MEET_LIMIT_S:g} s); msrun: 600 s",
     )
+    command.add_argument(
+        "--as",
+        dest="framework",
+        choices=(*FRONTS, "none"),
+        help="in SCRIPT, import mindspore or import torch means simparallel's front (default: msrun mindspore, "
+        "torchrun torch, run none)",
+    )
+    flags.add_script(command, "a Python file; it calls sp.init()")
 
 
 def _nodes(text: str) -> int:
@@ -234,11 +221,11 @@ def request(options: argparse.Namespace) -> Request:
         shlex.split(options.mpiexec or "")
     except ValueError as error:
         raise InputError(f"--mpiexec {options.mpiexec!r} is not a command line: {error}.") from None
-    if options.log_dir and options.output_filename and options.log_dir != options.output_filename:
-        raise InputError(f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give only one.")
+    if options.out and options.output_filename and options.out != options.output_filename:
+        raise InputError(f"--out {options.out} and --output-filename {options.output_filename}: give only one.")
     # mpirun's option names a folder, too; without either, the script's name separates the runs.
     usual = options.default_log_dir or Path("runs", _name(options))
-    directory = options.log_dir or options.output_filename or usual
+    directory = options.out or options.output_filename or usual
     links = MPIRUN_LINKS if options.output_filename else _links(options)
     # Nodes that a person starts one after another need more time than processes that this command starts.
     limit_s = options.start_timeout or (START_LIMIT_S if node is None else MEET_LIMIT_S)
@@ -254,7 +241,7 @@ def _links(options: argparse.Namespace) -> str:
     if name is None:
         return str(options.log_links)
     if os.path.basename(name) != name:
-        raise InputError(f"--worker-log-name {name}: give a name without a folder; --log-dir names the folder.")
+        raise InputError(f"--worker-log-name {name}: give a name without a folder; --out names the folder.")
     name = name.replace("{ip}", options.master_addr or MASTER_ADDR).replace("{hostname}", platform.node())
     # The rank is filled in later, by `str.format`.
     return name.replace("{", "{{").replace("}", "}}") + "_{rank}.log"

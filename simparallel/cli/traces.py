@@ -8,12 +8,13 @@ from pathlib import Path
 import simparallel as sp
 from simparallel.base.argparse_checks import flag, numbers
 from simparallel.base.units import format_number_of
+from simparallel.cli import flags
 from simparallel.errors import InputError
 from simparallel.trace.export import FORMATS
 
 # Action -> (number of traces, options that apply to it).
 ACTIONS = {
-    "summary": (1, ("png", "clock", "steps", "all_steps", "profiler")),
+    "summary": (1, ("picture", "clock", "steps", "all_steps")),
     "view": (1, ("out", "open")),
     "export": (1, ("out", "format")),
     "diff": (2, ()),
@@ -28,19 +29,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="a trace.json; before it view (write a timeline for a browser), summary (the default), export, "
         "or diff and two of them",
     )
-    command.add_argument(
-        "--out", metavar="PATH", help="view, export: what to write; a directory for the formats kineto and chakra"
+    flags.add(
+        command,
+        "out",
+        metavar="PATH",
+        help="view, export: what to write; a directory for the formats kineto (as torch.profiler writes) and chakra",
     )
     command.add_argument("--open", action="store_true", help="view: open it in a browser")
     command.add_argument("--format", choices=FORMATS, help="export: of the file, or of the files of all ranks")
-    command.add_argument("--png", help="write the timeline to this picture")
+    flags.add(command, "picture")
     command.add_argument(
         "--clock",
         choices=("sim", "wall", "both"),
         help="of the picture: simulated time (default), measured time, or the one above the other",
-    )
-    command.add_argument(
-        "--profiler", metavar="DIR", help="write a file for each rank as torch.profiler does, for tools that read those"
     )
     shown = command.add_mutually_exclusive_group()
     shown.add_argument(
@@ -64,8 +65,8 @@ def main(options: argparse.Namespace) -> int:
             if getattr(options, name) and name not in applying:
                 raise InputError(f"{flag(name)} applies to trace {owner}, not to trace {action}.")
     for name in ("steps", "clock", "all_steps"):
-        if getattr(options, name) and not options.png:
-            raise InputError(f"{flag(name)} applies to the picture, but none is drawn; name it with --png FILE.")
+        if getattr(options, name) and not options.picture:
+            raise InputError(f"{flag(name)} applies to the picture, but none is drawn; name it with --picture FILE.")
     if action == "diff":
         from simparallel.trace.diff import diff
 
@@ -103,15 +104,12 @@ def _summarise(trace: sp.Trace, file: Path, options: argparse.Namespace) -> None
     from simparallel.cli import run_folder
 
     print(trace.table())
-    if options.profiler:
-        written = trace.save_profiler(options.profiler)
-        print(f"written: {', '.join(map(str, written))}")
-    if options.png:
+    if options.picture:
         steps = options.steps
         if steps is None and not options.all_steps:
             # A whole run does not fit into a picture.
             steps = run_folder.middle_steps(trace)
-        run_folder.save_and_close(trace.timeline(clock=options.clock or "sim", steps=steps), Path(options.png))
+        run_folder.save_and_close(trace.timeline(clock=options.clock or "sim", steps=steps), Path(options.picture))
         shown = "" if steps is None else f" (of {len(trace.steps)} steps: {', '.join(map(str, steps))})"
         hint = "; --steps N,… or --all-steps choose others" if options.steps is None and steps else ""
-        print(f"written: {options.png}{shown}{hint}")
+        print(f"written: {options.picture}{shown}{hint}")

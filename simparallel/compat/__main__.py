@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
+from simparallel.base.argparse_checks import Parser
 from simparallel.compat.front import is_public
 from simparallel.compat.imports import FRONTS, install
 from simparallel.runtime.ranks.script import check_script, run_script
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         InputError: there is no such front or script. The script's own errors pass through; a NameError of a name that
             the front has gets a note with the missing import.
     """
-    parser = argparse.ArgumentParser(prog="python -m simparallel.compat", description=__doc__.partition("\n")[0])
+    parser = Parser(prog="python -m simparallel.compat", description=__doc__.partition("\n")[0])
     parser.add_argument("framework", choices=FRONTS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help="[--no-use-env] (SCRIPT | -m MODULE) [ARGUMENTS]")
     given = parser.parse_args(arguments)
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(SHELL.format(name=given.framework, launcher=LAUNCHERS[given.framework]))
         return
     # A second parser, because the arguments of the script would otherwise be searched for options of this command.
-    parser = argparse.ArgumentParser(prog=f"python -m simparallel.compat {given.framework}")
+    parser = Parser(prog=f"python -m simparallel.compat {given.framework}")
     parser.add_argument("--no-use-env", action="store_true", help="give the script --local_rank=N")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script")

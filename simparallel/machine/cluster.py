@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 
+from simparallel.base.names import did_you_mean
 from simparallel.base.units import format_number_of
 from simparallel.errors import ClusterError
 from simparallel.machine.busbw import expected_busbw
@@ -60,10 +60,9 @@ def is_file_name(name: str) -> bool:
 
 def _known(name: str) -> str:
     if name not in PRESETS:
-        near = get_close_matches(name, PRESETS, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
         raise ClusterError(
-            f"device={name!r} is not a preset; choose from {', '.join(sorted(PRESETS))}, or name a .json file.{hint}",
+            f"{name!r} is not a preset of hardware; choose from {', '.join(sorted(PRESETS))}, or name a .json file."
+            + did_you_mean(name, PRESETS),
             key="device",
         )
     return name

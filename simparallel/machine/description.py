@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from simparallel.base.files import read_limited, write_atomically
+from simparallel.base.names import did_you_mean
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_count, format_number_of, format_seconds
 from simparallel.errors import ClusterError
@@ -185,9 +185,8 @@ class _DescriptionReader:
             known = {name: name not in kind._field_defaults for name in kind._fields}
         for key, item in node.value.items():
             if key not in known:
-                near = get_close_matches(key, known, 1)
-                told = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
-                self.fail(item, where, f'unknown key "{key[:40]}"; {told}', key)
+                hint = did_you_mean(key, known) or f" Known are {', '.join(known)}."
+                self.fail(item, where, f'unknown key "{key[:40]}".{hint}', key)
         for key, is_needed in known.items():
             if is_needed and key not in node.value:
                 self.fail(node, where, f'"{key}" is missing', key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from simparallel.base.files import parse_json, read_text, write_atomically
 from simparallel.base.html import table
 from simparallel.base.names import printable
 from simparallel.base.text_table import aligned
-from simparallel.base.units import format_seconds
+from simparallel.base.units import format_bytes, format_seconds
 from simparallel.errors import ClusterError, InputError, PlanError
 from simparallel.layout.mesh import plain_cuts
 from simparallel.machine.description import from_plain
@@ -192,8 +193,28 @@ class Plan:
     # --- as text ----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        rows = [("op", "inputs", "strategy"), *self._rows()]
-        return printable("\n".join([self.title, *self.notes, *self._saved_memory(), *aligned(rows)]))
+        return self._text([("op", "inputs", "strategy"), *self._rows()])
+
+    def table(self) -> str:
+        """Return the plan as text, with a summary and one row for all ops of a kind that have the same strategy.
+
+        A row has the name and the inputs of the first of them. The text of the plan itself, `str(plan)`, has every op.
+        """
+        whole = sum(op.in_strategy is None or all(n == 1 for row in op.in_strategy for n in row) for op in self.ops)
+        notes = [f"Cut: {len(self.ops) - whole} ops; whole on every device: {whole}."]
+        if self.memory_bytes is not None:
+            notes.append(f"memory of a device, as modelled: {format_bytes(self.memory_bytes)}")
+        alike = Counter((op.op, op.in_strategy, op.out_strategy) for op in self.ops)
+        rows = []
+        for planned, (name, *rest) in zip(self.ops, self._rows(), strict=True):
+            # 0 for all but the first of those that are alike.
+            count = alike.pop((planned.op, planned.in_strategy, planned.out_strategy), 0)
+            if count:
+                rows.append((name, f"and {count - 1} more" if count > 1 else "", *rest))
+        return self._text([("op", "", "inputs", "strategy"), *rows], notes)
+
+    def _text(self, rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+        return printable("\n".join([self.title, *notes, *self.notes, *self._saved_memory(), *aligned(rows)]))
 
     def _repr_html_(self) -> str:
         """Return the plan as an HTML table, for notebooks."""

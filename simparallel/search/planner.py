@@ -147,8 +147,9 @@ def plan_graph(
         if not found:
             raise SearchError(
                 f"search: no plan fits into {format_bytes(limit)} of memory on a device; the least that was found "
-                f"needs {format_bytes(least_bytes)}. Raise the limit (memory_limit, --memory), take more devices, or "
-                "let the program save memory: nn.checkpoint(part, x, optional=True), parallel.micro_batches(x, y).",
+                f"needs {format_bytes(least_bytes)}. Raise the limit (memory_limit, --device-memory), take more "
+                "devices, or let the program save memory: nn.checkpoint(part, x, optional=True), "
+                "parallel.micro_batches(x, y).",
                 least_bytes=least_bytes,
                 limit_bytes=limit,
             )

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from typing import Any, TextIO
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -19,6 +18,7 @@ from simparallel.base.callsite import is_inside
 from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.runtime.launcher.launch import Cluster, Results
 from simparallel.runtime.module_watch import is_installed
+from simparallel.runtime.ranks.labels import labelled_output
 from simparallel.testing.leaks import belongings, new_belongings, start_blas_threads
 from simparallel.testing.ranks import Ranks
 
@@ -103,7 +103,9 @@ class _TestRanks(Ranks):
 
     def run(self, world_size: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Results:
         __tracebackhide__ = True
-        with _by_value(), _named_output(self.transport):
+        # The launcher labels the output of processes itself.
+        is_inline = self.transport == "inline"
+        with _by_value(), labelled_output(sys.stdout) if is_inline else nullcontext():
             return super().run(world_size, fn, *args, **kwargs)
 
 
@@ -126,45 +128,6 @@ def _by_value() -> Iterator[None]:
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-class _Named:
-    """Standard output that writes `[rank N]` before each line of a thread that is a rank."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._begun: dict[str, str] = {}
-
-    def write(self, text: str) -> int:
-        name = threading.current_thread().name
-        if not name.startswith("rank "):
-            return self._out.write(text)
-        *lines, self._begun[name] = (self._begun.get(name, "") + text).split("\n")
-        for line in lines:
-            self._out.write(f"[{name}] {line}\n")
-        return len(text)
-
-    def finish(self) -> None:
-        """Write the lines that do not end in a newline."""
-        for name, text in self._begun.items():
-            if text:
-                self._out.write(f"[{name}] {text}\n")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
-
-
-@contextmanager
-def _named_output(transport: str) -> Iterator[None]:
-    if transport != "inline":
-        yield  # the launcher names the ranks
-        return
-    named: Any = _Named(sys.stdout)
-    try:
-        with redirect_stdout(named):
-            yield
-    finally:
-        named.finish()
 
 
 def show_ranks(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], report: pytest.TestReport) -> None:

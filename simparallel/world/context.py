@@ -8,12 +8,12 @@ rank draws its part of the masks of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final
 
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_line
 from simparallel.base.checks import check_integer, check_number
+from simparallel.base.names import did_you_mean
 from simparallel.clock.notes import forget_notes, note_once
 from simparallel.clock.recorder import describe_device
 from simparallel.comm import current
@@ -366,8 +366,7 @@ def reset_cost_model_context() -> None:
 def _refuse_unknown(who: str, settings: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name in settings:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            raise InputError(f"{who}: no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "."))
+            raise InputError(f"{who}: no setting {name!r}.{did_you_mean(name, known)}")
 
 
 def _note_unused(who: str, settings: Mapping[str, Any]) -> None:

@@ -152,16 +152,16 @@ def test_bench_adasum_prints_a_table_or_json(
     monkeypatch.setenv(environments.DIRECTORY_VARIABLE, str(tmp_path))  # no peers
     monkeypatch.setattr(adasum, "TURN_S", 1e-4)
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert main(["adasum", "--ranks", "2", "--sizes", "4096,131072", "--rounds", "1"]) == 0
+    assert main(["adasum", "-n", "2", "--sizes", "4096,131072", "--rounds", "1"]) == 0
     note, *out = capsys.readouterr().out.splitlines()
     assert note.startswith("note: OPENBLAS_CORETYPE=Haswell binds NumPy's matrix products")
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     assert out[0].split()[:2] == ["2", "ranks"]
     assert [line.split()[:2] for line in out[1:]] == [["4", "KiB"], ["128", "KiB"]]
-    assert main(["adasum", "--ranks", "2", "--sizes", "64", "--rounds", "1", "--json"]) == 0
+    assert main(["adasum", "-n", "2", "--sizes", "64", "--rounds", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert all(times > [0] for times in document["times_s"]["64 B"].values())
-    for bad in ("--ranks 3", "--peers torch", "--sizes 0"):
+    for bad in ("-n 3", "--peers torch", "--sizes 0"):
         assert main(f"adasum {bad}".split()) == 2
 
 
@@ -312,7 +312,7 @@ def test_without_peers_memcpy_is_the_peer(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.process
 def test_command_prints_json_with_peers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fake_mpich("good")
-    arguments = "collectives --ranks 1 --sizes 64 --rounds 1 --ops all_reduce,barrier --out c.png --json"
+    arguments = "collectives -n 1 --sizes 64 --rounds 1 --ops all_reduce,barrier --picture c.png --json"
     assert main(arguments.split()) == 0
 
     document = json.loads(capsys.readouterr().out)
@@ -350,7 +350,7 @@ def test_interrupt_ends_all_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Memcpy, "turn", interrupted)
     fake_mpich("good")
-    arguments = "collectives --ranks 1 --sizes 64 --rounds 1 --ops all_reduce"
+    arguments = "collectives -n 1 --sizes 64 --rounds 1 --ops all_reduce"
     assert main(arguments.split()) == 130
     assert nothing_is_left(tmp_path / "tmp")
 
@@ -358,16 +358,16 @@ def test_interrupt_ends_all_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 BAD_INPUT = {
     "nothing to do": ([], "choose what to measure: step, ddp, collectives, "),
     "rounds": (["collectives", "--rounds", "0"], "--rounds 0"),
-    "ranks": (["collectives", "--ranks", "2,0"], "ranks: 0"),
+    "ranks": (["collectives", "-n", "2,0"], "ranks: 0"),
     "op": (["collectives", "--ops", "all_reduce,allreduce"], "'allreduce' is not a collective"),
     "size": (["collectives", "--sizes", "0"], "sizes: 0"),
     "peer": (["collectives", "--peers", "nccl"], "'nccl' is not a peer"),
     "peer to set up": (["--setup", "--peers", "nccl"], "'nccl' is not a peer"),
-    "figure": (["collectives", "--out", "a.jpg"], "a.jpg"),
-    "odd": (["redistribution", "--ranks", "4,3"], "--ranks 3: must be an even number of at least 2"),
-    "alone": (["redistribution", "--ranks", "1"], "--ranks 1: must be an even number"),
-    "no power": (["adasum", "--ranks", "6"], "Horovod's algorithm needs a power of two; use 4 or 8."),
-    "power of zero": (["adasum", "--ranks", "1"], "use 2."),
+    "figure": (["collectives", "--picture", "a.jpg"], "a.jpg"),
+    "odd": (["redistribution", "-n", "4,3"], "-n 3: must be an even number of at least 2"),
+    "alone": (["redistribution", "-n", "1"], "-n 1: must be an even number"),
+    "no power": (["adasum", "-n", "6"], "Horovod's algorithm needs a power of two; use 4 or 8."),
+    "power of zero": (["adasum", "-n", "1"], "use 2."),
     "no model": (["step", "--models", "nothing"], "--models nothing: no such model; choose from MLP"),
     "no rounds": (["step", "--rounds", "0"], "--rounds 0: must be at least 1"),
 }
@@ -385,7 +385,7 @@ def test_bad_input_is_refused_before_the_start(case: str, capsys: pytest.Capture
 def test_unwritable_figure_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line with the name of the file, before anything is measured."""
     monkeypatch.setattr(collectives, "contenders_of", None)
-    assert main(["collectives", "--out", "/proc/picture.svg"]) == 2
+    assert main(["collectives", "--picture", "/proc/picture.svg"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("simparallel: /proc/picture.svg")
     assert error.count("\n") == 1

@@ -74,7 +74,7 @@ def test_bad_input_is_refused_before_the_start(settings, monkeypatch):
 @pytest.mark.process
 def test_command_prints_json_and_torch_hint(capsys, monkeypatch):
     monkeypatch.setattr(ddp.main, "__kwdefaults__", {**ddp.main.__kwdefaults__, "turn_s": 0.005})
-    assert main(["ddp", "--json", "--ranks", "2", "--rounds", "1", "--models", "lenet"]) == 0
+    assert main(["ddp", "--json", "-n", "2", "--rounds", "1", "--models", "lenet"]) == 0
     out, err = capsys.readouterr()
     (entry,) = json.loads(out)["rows"]
 

@@ -94,7 +94,7 @@ def test_run_writes_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
     assert merged.splitlines()[-1].endswith("all device processes have ended")
     numbers = json.loads((directory / "metrics.json").read_text())
     assert numbers["metrics"] == {"loss": [[0, 1.5]], "part": [[0, 0.5]], "bad": [[0, None]]}
-    assert main.main(["trace", "runs/train/trace.json", "--png", "t.png", "--clock", "wall"]) == 0
+    assert main.main(["trace", "runs/train/trace.json", "--picture", "t.png", "--clock", "wall"]) == 0
     assert Path("t.png").read_bytes().startswith(PNG)
 
 
@@ -117,9 +117,9 @@ def test_trace_picture_shows_two_steps_by_default(capsys: pytest.CaptureFixture[
         (["--steps", "7,8,0"], "(of 9 steps: 7, 8, 0)\n"),
         (["--all-steps"], "t.png\n"),
     ):
-        assert main.main(["trace", "t.json", "--png", "t.png", *arguments]) == 0
+        assert main.main(["trace", "t.json", "--picture", "t.png", *arguments]) == 0
         assert told in capsys.readouterr().out
-    assert main.main(["trace", "t.json", "--png", "t.png", "--steps", "9"]) == 2
+    assert main.main(["trace", "t.json", "--picture", "t.png", "--steps", "9"]) == 2
     assert "no events of step [9]; there are steps 0–8" in capsys.readouterr().err
 
 
@@ -129,8 +129,8 @@ BAD_INPUT = {
     "missing script": (["run", "missing.py"], 2, "missing.py cannot be read: No such file"),
     "directory": (["run", "."], 2, "is a directory"),
     "syntax error": (["run", "syntax.py"], 2, "syntax.py:2: syntax error"),
-    "unknown device": (["run", "--device", "tpu", "ok.py"], 2, "device='tpu' is not a preset; choose"),
-    "unknown device of the demo": (["demo", "--device", "tpu"], 2, "device='tpu'"),
+    "unknown device": (["run", "--cluster", "tpu", "ok.py"], 2, "'tpu' is not a preset of hardware; choose"),
+    "unknown device of the demo": (["demo", "--cluster", "tpu"], 2, "'tpu' is not a preset"),
     "batch larger than the data": (
         ["demo", "--batch-size", "100000"],
         2,
@@ -165,7 +165,10 @@ USAGE = {
     "no script": (["run"], "run: error: the following arguments are required: script\n"),
     "unknown option": (["trace", "t.json", "--pgn", "x"], "usage: simparallel trace"),
     "unknown option of run": (["run", "--rank", "3", "ok.py"], "usage: simparallel run"),
-    "no number": (["trace", "t.json", "--png", "t.png", "--steps", "2,a"], "'a' is not a whole number; write 2,4,8"),
+    "no number": (
+        ["trace", "t.json", "--picture", "t.png", "--steps", "2,a"],
+        "'a' is not a whole number; write 2,4,8",
+    ),
 }
 
 
@@ -180,12 +183,12 @@ def test_usage_of_the_command_is_shown(case: str, capsys: pytest.CaptureFixture[
 
 def test_shown_usage_is_right() -> None:
     """Options with several values do not swallow the following argument."""
-    found = main.parser().parse_args(["trace", "--png", "t.png", "--steps", "3,4", "t.json"])
+    found = main.parser().parse_args(["trace", "--picture", "t.png", "--steps", "3,4", "t.json"])
     assert (found.steps, found.file) == ([3, 4], ["t.json"])
 
 
 CANNOT_BE_WRITTEN = {
-    "trace": ["trace", "trace.json", "--png", "/proc/picture.png"],
+    "trace": ["trace", "trace.json", "--picture", "/proc/picture.png"],
     "rank-table": ["rank-table", "make", "--out", "/proc/picture"],
 }
 

@@ -24,7 +24,7 @@ def told(capsys, *arguments, code=0):
 
 
 def test_cluster_is_shown_and_saved(capsys):
-    out = told(capsys, "cluster", "dgx-h100", "-n", "16", "--save", "c.json").out
+    out = told(capsys, "cluster", "dgx-h100", "-n", "16", "--out", "c.json").out
     assert out.startswith("16 x h100 on 2 nodes: 16 ranks, 2 nodes\ndevice     peak_flops_per_s[1]  ")
     assert out.endswith("written: c.json\n")
     assert load_cluster("./c.json") == describe(16, "dgx-h100")

@@ -75,7 +75,7 @@ def test_defaults() -> None:
         "--nnodes 2 --node_rank 1 --transport mpi",
         "--nnodes 2 --node_rank -2",
         "--master_port 70000",
-        "--log-dir a --output-filename b",
+        "--out a --output-filename b",
         "--mpiexec mpirun",
     ],
 )
@@ -172,7 +172,7 @@ def test_other_flags_of_msrun() -> None:
 
 
 def test_simulated_runs_predict_what_was_asked_for() -> None:
-    words = ["--device=dgx-a100", "--devices-per-rank=2", "-n16", "--nodes=2", "--sim_level=0", "train.py", "8"]
+    words = ["--cluster=dgx-a100", "--devices-per-rank=2", "-n16", "--nodes=2", "--sim_level=0", "train.py", "8"]
     told = main._prediction(main._options(["run", *words]), request(*words[:-2]))
     found = main._options(told)
     assert (found.cluster, found.devices_per_rank, found.world_size, found.nodes) == ("dgx-a100", 2, 16, 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +41,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_plan_of_a_model_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([*MLP, "--out", "plan.json", "--picture", "plan.png"]) == 0
+    assert main.main([*MLP, "--all-ops", "--out", "plan.json", "--picture", "plan.png"]) == 0
 
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
@@ -51,10 +53,23 @@ def test_plan_of_a_model_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "5.Linear",
     ]
     assert 'written: plan.json; to execute it: AutoParallel(step, "auto", plan="plan.json")' in lines
-    assert any(line.startswith("memory of a device, as modelled: ") for line in lines)
     assert Path("plan.png").read_bytes().startswith(b"\x89PNG")
     # No terminal, no progress.
     assert captured.err == ""
+
+
+def test_a_plan_begins_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    """One row stands for all ops of a kind with the same strategy, so every op is counted once."""
+    assert main.main(["plan", "lenet5", "--cluster", "dgx-h100", "-n", "4", "--out", "plan.json"]) == 0
+    plan, lines = Plan.load("plan.json"), capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[2:4]] == ["Cut", "memory of a device, as modelled"]
+    rows = lines[lines.index(next(line for line in lines if line.startswith("op "))) + 1 : -1]
+    alike = Counter((op.op, op.in_strategy, op.out_strategy) for op in plan.ops)
+    firsts = {key: next(op.name for op in plan.ops if (op.op, *op[3:5]) == key) for key in alike}
+    assert [row.split()[0] for row in rows] == list(firsts.values())
+    more = [int(found[1]) if (found := re.search(r" and (\d+) more ", row)) else 0 for row in rows]
+    assert more == [count - 1 for count in alike.values()]
+    assert max(more) > 0
 
 
 def test_explanations_follow_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +81,7 @@ def test_explanations_follow_the_plan(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_front_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([*MLP, "--batch", "4096", "--front", "--out", "plan.json"]) == 0
+    assert main.main([*MLP, "--batch-size", "4096", "--front", "--out", "plan.json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["plan", "memory", "step", "micro-batches", "recomputed", "parts"]
     count = sum(line.startswith("written") for line in lines)
@@ -78,7 +93,7 @@ def test_the_front_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plan_of_a_model_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([*MLP, "--batch", "64", "--out", "plan.json", "--json"]) == 0
+    assert main.main([*MLP, "--batch-size", "64", "--out", "plan.json", "--json"]) == 0
 
     plan = Plan.from_dict(json.loads(capsys.readouterr().out))
     assert plan == Plan.load("plan.json")
@@ -87,7 +102,7 @@ def test_plan_of_a_model_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_written_plan_can_be_executed() -> None:
-    assert main.main([*MLP, "--batch", "8", "--out", "plan.json"]) == 0
+    assert main.main([*MLP, "--batch-size", "8", "--out", "plan.json"]) == 0
 
     def steps(count: int) -> None:
         run = sp.AutoParallel(ModelStep(MODELS["mlp"]), "auto", plan="plan.json")
@@ -105,7 +120,7 @@ def test_plans_of_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(command) == 0
 
     captured = capsys.readouterr()
-    assert captured.err.startswith("for the user ['--epochs', '3']")
+    assert captured.err.startswith("[rank 0] for the user ['--epochs', '3']")
     assert "for the user" not in captured.out
     # A step for each shape of the batch: known shapes are not searched again.
     assert [Plan.load(name).ops[0].shapes[0] for name in ("p.json", "p-2.json")] == [(64, 1024), (32, 1024)]
@@ -119,10 +134,10 @@ def test_a_script_plans_within_the_given_memory(capsys: pytest.CaptureFixture[st
     assert main.main(command) == 0
     free = Plan.load("p.json").memory_bytes
     assert free is not None
-    assert main.main([*command, "--memory", f"{free}B"]) == 0
+    assert main.main([*command, "--device-memory", f"{free}B"]) == 0
     assert Plan.load("p.json").memory_bytes == free
     capsys.readouterr()
-    assert main.main([*command, "--memory", "100KB"]) != 0
+    assert main.main([*command, "--device-memory", "100KB"]) != 0
     assert "no plan fits into 100 kB of memory on a device" in capsys.readouterr().err
 
 
@@ -142,15 +157,18 @@ def test_script_without_a_search(capsys: pytest.CaptureFixture[str]) -> None:
 REFUSED = {
     "unknown model": (
         ["plan", "resnet5", "--cluster", "a100"],
-        "plan: resnet5 is neither a model (mlp, lenet5, resnet18, resnet50, gpt) nor a script.",
+        "plan: resnet5 is neither a model (mlp, lenet5, resnet18, resnet50, gpt) nor a script. Did you mean resnet50?",
     ),
-    "nothing fits": ([*MLP, "--memory", "100KB"], "no plan fits into 100 kB of memory on a device; "),
-    "no size": ([*MLP, "--memory", "much"], "--memory='much'"),
+    "nothing fits": ([*MLP, "--device-memory", "100KB"], "no plan fits into 100 kB of memory on a device; "),
+    "no size": ([*MLP, "--device-memory", "much"], "--device-memory='much'"),
     "no method": ([*MLP, "--method", "luck"], "method='luck' is not one of auto, "),
-    "no cluster": (["plan", "mlp", "--cluster", "h"], "device='h' is not a preset"),
-    "no samples": ([*MLP, "--batch", "0"], "--batch 0: must be at least 1."),
+    "no cluster": (["plan", "mlp", "--cluster", "h"], "'h' is not a preset"),
+    "no samples": ([*MLP, "--batch-size", "0"], "--batch-size 0: must be at least 1."),
     "arguments of a model": (["plan", "--cluster", "a100", "mlp", "5"], "mlp is a model and takes no arguments"),
-    "batch of a script": (["plan", "s.py", "--cluster", "a100", "--batch", "4"], "--batch is an option for models"),
+    "batch of a script": (
+        ["plan", "s.py", "--cluster", "a100", "--batch-size", "4"],
+        "--batch-size is an option for models",
+    ),
     "missing script": (["plan", "s.py", "--cluster", "a100"], "script s.py cannot be read: No such file"),
 }
 

@@ -53,8 +53,8 @@ REFUSED = {
     "two to view": (["view", "trace.json", "trace.json"], "trace view: 2 traces, but it takes 1."),
     "one to compare": (["diff", "trace.json"], "trace diff: 1 trace, but it takes 2."),
     "picture of a view": (
-        ["view", "trace.json", "--png", "t.png"],
-        "--png applies to trace summary, not to trace view",
+        ["view", "trace.json", "--picture", "t.png"],
+        "--picture applies to trace summary, not to trace view",
     ),
     "export without a format": (["export", "trace.json", "--out", "x"], "trace export: give --format:"),
     "export to nowhere": (["export", "trace.json"], "give --format and --out:"),

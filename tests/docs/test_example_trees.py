@@ -68,7 +68,7 @@ def test_operator_parallel_tree(bash, trees, data, tmp_path, script):
 def test_pytest_processes_tree(bash, trees, data, tmp_path):
     """Each device has its own pytest; the ranks meet by the rank table."""
     bash(
-        "simparallel rank-table make --devices 2 -o rank_table.json",
+        "simparallel rank-table make --devices 2 --out rank_table.json",
         f"bash {trees}/distributed_training/run.sh",
         DATA_PATH=data / "cifar",
         RANK_TABLE_FILE=tmp_path / "rank_table.json",
@@ -90,8 +90,8 @@ def test_adasum_tree(bash, trees, data, tmp_path):
     settings = "--batch_size 4 --image_size 8 --num_classes 11 --blocks 1 1 1 1 --width 2 --epochs 2 --device_num 4"
     nodes = [f"bash {trees}/adasum/run_node{i}.sh {data / 'imagenet'} {settings}" for i in (1, 2)]
     bash(
-        "simparallel rank-table make --devices 2 -o server.json",
-        "simparallel rank-table merge server.json server.json -o rank_table.json",
+        "simparallel rank-table make --devices 2 --out server.json",
+        "simparallel rank-table merge server.json server.json --out rank_table.json",
         'eval "$(python -m simparallel.compat mindspore)"',
         f"({nodes[0]} & {nodes[1]}; wait)",
         RANK_TABLE_FILE=tmp_path / "rank_table.json",

@@ -45,7 +45,7 @@ def start(folder: Path, *program: object, **variables: object) -> Path:
 
 
 def make_table(folder: Path, *settings: str) -> None:
-    command = [sys.executable, "-m", "simparallel", "rank-table", "make", *settings, "-o", "rank_table.json"]
+    command = [sys.executable, "-m", "simparallel", "rank-table", "make", *settings, "--out", "rank_table.json"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 

@@ -9,15 +9,11 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
-from refusals import refused
 
-from simparallel.cli import figures
-from simparallel.cli.main import main
-from simparallel.errors import InputError
 from simparallel.view import save_figure
 
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
-from draw_figures import FOLDER, scripts
+sys.path.append(str(Path(__file__).parents[2]))
+from figures.__main__ import FOLDER, main, scripts
 
 ROOT = FOLDER.parent
 SCRIPTS = scripts(FOLDER)
@@ -45,7 +41,7 @@ def test_figure_is_the_same_each_time(name, tmp_path):
         expected = FOLDER / path.name
     else:
         (expected,) = SCRIPTS[name].write(tmp_path / "again", (".svg",))
-    assert path.read_bytes() == expected.read_bytes(), f"draw it again: simparallel figures {name}"
+    assert path.read_bytes() == expected.read_bytes(), f"draw it again: python -m figures {name}"
 
 
 def test_landscape_is_the_same_each_time(tmp_path):
@@ -70,7 +66,7 @@ def test_every_picture_is_small_enough():
 
 def test_every_picture_is_in_the_gallery():
     text = (ROOT / "docs" / "figures.md").read_text()
-    assert [name for name in SCRIPTS if f"simparallel figures {name}`" not in text] == []
+    assert [name for name in SCRIPTS if f"python -m figures {name}`" not in text] == []
     shown = set(re.findall(r"\(\.\./figures/(\w+)\.", text))
     assert shown >= set(SCRIPTS)
 
@@ -82,39 +78,27 @@ def test_captions_are_single_sentences():
 
 
 def test_command_draws_chosen_figures(tmp_path, capsys):
-    assert main(["figures", "adasum", "redistribution", "--out", str(tmp_path)]) == 0
+    assert main(["adasum", "redistribution", "--out", str(tmp_path)]) == 0
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["adasum.png", "adasum.svg", "redistribution.png", "redistribution.svg"]
     assert capsys.readouterr().out.count("written: ") == 4
 
 
 def test_command_lists_all_figures(capsys):
-    assert main(["figures", "--list"]) == 0
+    assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SCRIPTS)
     assert {line.split()[0] for line in lines if "Measures: " in line} == set(SCRIPTS) - set(DRAWN)
 
 
-def options(*arguments: str):
-    from simparallel.cli.main import parser
-
-    return parser().parse_args(["figures", *arguments])
-
-
-def test_unknown_figure_is_refused():
-    with refused(InputError):
-        figures.main(options("nothing"))
-
-
-def test_pages_have_no_other_directory(tmp_path):
-    with refused(InputError):
-        figures.main(options("calibration", "--out", str(tmp_path)))
-
-
-def test_scripts_are_found_in_a_checkout_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures.simparallel, "__file__", str(tmp_path / "simparallel" / "__init__.py"))
-    monkeypatch.chdir(FOLDER)
-    assert figures.find_tool() == ROOT / "tools" / "draw_figures.py"
-    monkeypatch.chdir("/")
-    with refused(InputError):
-        figures.find_tool()
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["timelines"], "figures: there is no 'timelines'"),
+        (["timelines"], "Did you mean timeline?"),
+        (["calibration", "--out", "pictures"], "--out: a page of docs/ is written with calibration"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(arguments, told, capsys):
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err

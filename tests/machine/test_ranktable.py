@@ -427,8 +427,8 @@ def test_large_files_stay_small_in_memory(unit: str) -> None:
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main.main(["rank-table", "make", "--servers", "2", "--devices", "8", "-o", "t.json"]) == 0
-    assert main.main(["rank-table", "convert", "t.json", "-o", "lab.json"]) == 0
+    assert main.main(["rank-table", "make", "--servers", "2", "--devices", "8", "--out", "t.json"]) == 0
+    assert main.main(["rank-table", "convert", "t.json", "--out", "lab.json"]) == 0
     assert main.main(["rank-table", "check", "t.json", "lab.json"]) == 0
     out, err = capsys.readouterr()
     assert "lab.json: form lab, servers: 2, devices: 16" in out
@@ -442,7 +442,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "masked.json:13: " in capsys.readouterr().err
     assert main.main(["rank-table", "check", "--strict", "masked.json"]) == 2
     assert main.main(["rank-table", "make", "--servers", "0"]) == 2
-    assert main.main(["rank-table", "make", "-o", "t.json/x"]) == 2
+    assert main.main(["rank-table", "make", "--out", "t.json/x"]) == 2
     assert main.main(["run", "--rank-table", "none.json", "x.py"]) == 2
 
 
@@ -488,7 +488,7 @@ def test_tables_with_a_server_in_common_are_refused(tmp_path: Path, capsys: pyte
     for files, told in (((a, b), "server 10.0.0.1 is in"), ((a, c), "device_ip 192"), ((a, a), "is in")):
         assert main.main(["rank-table", "merge", *files]) == 2
         assert told in capsys.readouterr().err
-    assert main.main(["rank-table", "merge", b, c, "-o", str(tmp_path / "d.json")]) == 0
+    assert main.main(["rank-table", "merge", b, c, "--out", str(tmp_path / "d.json")]) == 0
     assert load(tmp_path / "d.json").nodes == ((0, 1), (2, 3))
     with refused(InputError):
         merge_rank_tables([])

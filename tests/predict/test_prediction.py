@@ -380,11 +380,12 @@ print("loss", loss.item())
 def test_command_predicts_a_script(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    arguments = ["predict", "-n", "16", "--cluster", "dgx-a100", "--trace", "p.json", "--png", "p.png", "train.py", "8"]
+    arguments = ["predict", "-n", "16", "--cluster", "dgx-a100", "--out", "p.json", "--picture=p.png", "train.py", "8"]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert out.startswith("16 x a100 on 2 nodes: ")
-    assert "loss ?" in err
+    # Each line has its rank, and is there once, although ranks ran again.
+    assert err == "[rank 0] loss ?\n[rank 15] loss ?\nwritten: p.json\nwritten: p.png\n"
     assert (tmp_path / "p.png").stat().st_size > 1000
     assert len(sp.Trace.load("p.json").ranks) == 2
     assert main(["predict", "-n", "2", "--json", "--all-ranks", "train.py", "8"]) == 0
@@ -398,6 +399,26 @@ def test_command_predicts_a_script(tmp_path: Any, capsys: Any, monkeypatch: Any)
         assert main(wrong) == 2
     for wrong in (["predict", "-n", "0", "train.py"], ["predict", "-n", "2", "nothing.py"], ["trace", "a", "b"]):
         assert main(wrong) == 2
+
+
+REPEATS = """
+import numpy as np, simparallel as sp
+sp.init()
+print("begins")
+if sp.get_rank() == 0: sp.send(np.ones(3), 6)
+if sp.get_rank() == 6: sp.recv(np.empty(3), 0)
+print("ends")
+"""
+
+
+def test_output_of_ranks_that_ran_again_is_shown_once(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
+    """Ranks 0 and 7 run first; rank 0 then needs rank 6, and so on."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(REPEATS)
+    assert main(["predict", "-n", "8", "--cluster", "dgx-a100", "train.py"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(set(told))
+    assert {f"[rank {rank}] {word}" for rank in (0, 6) for word in ("begins", "ends")} <= set(told)
 
 
 LAUNCHES = """

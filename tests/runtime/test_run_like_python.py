@@ -316,7 +316,7 @@ def test_devices_keep_pictures_of_others() -> None:
 NEVER_BEGIN = {
     "wrong fault": (["-n", "2"], "rank=9"),
     "no mpiexec": (["--transport", "mpi", "--mpiexec", "no-such-command"], ""),
-    "no such device": (["--device", "tpu"], ""),
+    "no such device": (["--cluster", "tpu"], ""),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from simparallel.backend import ARRAYS, check_gpu_library
+from simparallel.base.names import did_you_mean
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
@@ -168,6 +168,4 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any]) -> No
     known = inspect.signature(function).parameters
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"{function.__name__}() has no argument {name!r}{meant}")
+            raise TypeError(f"{function.__name__}() has no argument {name!r}.{did_you_mean(name, known)}")

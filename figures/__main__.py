@@ -1,6 +1,6 @@
-"""Draw the pictures of the documentation; the command `simparallel figures` calls this.
+"""`python -m figures`, in a checkout: draw the pictures of the documentation again.
 
-The scripts are in `figures/`, each beside its picture. A script has a docstring, whose first line is the caption, and
+The scripts are in this folder, each beside its picture. A script has a docstring, whose first line is the caption, and
 either `draw()`, which returns a figure or axes, or `main()`, which also writes a page of `docs/`. `animate()` returns
 an animation of the same figure. A script that measures this machine states in `MEASURED` how long it takes; all others
 give the same picture each time.
@@ -12,15 +12,20 @@ import argparse
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from simparallel.base.argparse_checks import Parser, exit_code
+from simparallel.base.names import did_you_mean
+from simparallel.cli import flags
+from simparallel.cli.main import run_command
 from simparallel.errors import InputError
 
-FOLDER = Path(__file__).parents[1] / "figures"
+FOLDER = Path(__file__).parent
 _DPI = 110
 
 
@@ -92,11 +97,21 @@ class Script:
 
 def scripts(folder: Path) -> dict[str, Script]:
     """Return name -> script, sorted by name."""
-    return {path.stem: Script.read(path) for path in sorted(folder.glob("*.py"))}
+    return {path.stem: Script.read(path) for path in sorted(folder.glob("[!_]*.py"))}
 
 
-def main(options: argparse.Namespace) -> int:
-    """Draw what the options of `simparallel figures` name; return the exit code.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code."""
+    command = Parser(prog="python -m figures", description="Draw the pictures of the documentation.")
+    command.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all that measure nothing)")
+    flags.add(command, "out", metavar="DIR", help="folder for PNG, SVG and GIF (default: beside the scripts)")
+    command.add_argument("--measured", action="store_true", help="also those that measure this machine, for minutes")
+    command.add_argument("--list", action="store_true", help="show names and captions, and draw nothing")
+    return run_command(lambda: exit_code(partial(draw, command.parse_args(arguments))))
+
+
+def draw(options: argparse.Namespace) -> int:
+    """Draw what the options name; return the exit code.
 
     Raises:
         InputError: an unknown name, or another directory for a page of `docs/`.
@@ -104,7 +119,8 @@ def main(options: argparse.Namespace) -> int:
     found = scripts(FOLDER)
     for name in options.names:
         if name not in found:
-            raise InputError(f"figures: there is no {name!r}; there are {', '.join(found)}.")
+            known = f"there are {', '.join(found)}"
+            raise InputError(f"figures: there is no {name!r}; {known}.{did_you_mean(name, found)}")
     chosen = [found[name] for name in options.names or found]
     if not options.names and not options.measured and not options.list:
         chosen = [script for script in chosen if not script.measured]
@@ -129,3 +145,7 @@ def main(options: argparse.Namespace) -> int:
         for path in script.write(Path(options.out) if options.out else FOLDER):
             print(f"written: {path}", flush=True)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
