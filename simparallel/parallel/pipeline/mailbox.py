@@ -53,10 +53,11 @@ def _ends(steps: list[list[tuple[str, int]]], depth: int) -> bool:
         box = boxes.setdefault((rank_of["send", message], rank_of["receive", message]), ([], []))
         box[what == "receive"].append(message)
     for sent, received in boxes.values():
+        place = {message: number for number, message in enumerate(received)}
         for number, message in enumerate(sent):
             send, receive = task_of["send", message], task_of["receive", message]
             ahead = number - depth
-            if received.index(message) > ahead >= 0:
+            if place[message] > ahead >= 0:
                 # There is a place once so many messages have been taken out.
                 graph.before[send] = [*graph.before[send], task_of["receive", received[ahead]]]
             elif ahead >= 0:
