@@ -12,8 +12,10 @@ All others raise `UnknownValueError`, and so does a program that asks for an ele
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import accumulate
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -43,6 +45,24 @@ def _has_elements(found: Any) -> bool:
     if isinstance(found, (tuple, list)):
         return len(found) > 0 and all(map(_has_elements, found))
     return isinstance(found, (np.ndarray, np.generic)) and not isinstance(found, DryArray)
+
+
+def reshapes_in_place(x: np.ndarray, shape: tuple[Any, ...], order: str) -> bool:
+    """Tell whether NumPy reshapes an array without a copy: a new dim begins wherever the steps of the old ones break."""
+    is_fortran = order == "F" or (order == "A" and x.flags.fnc)
+    if not x.size or (x.flags.f_contiguous if is_fortran else x.flags.c_contiguous):
+        return True
+    sizes = tuple(shape[0]) if isinstance(shape[0], (tuple, list)) else shape
+    sizes = tuple(x.size // (abs(math.prod(sizes)) or 1) if size == -1 else size for size in sizes)
+    towards_front = slice(None) if is_fortran else slice(None, None, -1)
+    begins = set(accumulate(sizes[towards_front], operator.mul))
+    inner, step = 1, None
+    for size, stride in zip(x.shape[towards_front], x.strides[towards_front], strict=True):
+        if size > 1:
+            if step not in (None, stride) and inner not in begins:
+                return False
+            inner, step = inner * size, stride * size
+    return True
 
 
 class DryArray(np.ndarray):
@@ -101,11 +121,9 @@ class DryArray(np.ndarray):
         return self if is_right and not copy else _like(self, dtype, order)
 
     def reshape(self, *shape: Any, order: Any = "C", copy: Any = None) -> Any:
-        try:
-            return super().reshape(*shape, order=order, copy=False)
-        except ValueError:
-            # NumPy reshapes a copy, too, and returns a view of it.
-            return super(DryArray, self.copy(order)).reshape(*shape, order=order)
+        # Where NumPy has to copy, it reshapes a copy, too, and returns a view of it.
+        in_place = self if reshapes_in_place(self, shape, order) else self.copy(order)
+        return super(DryArray, in_place).reshape(*shape, order=order)
 
     def ravel(self, order: Any = "C") -> Any:
         return super().ravel() if self.flags.c_contiguous else self.flatten()
