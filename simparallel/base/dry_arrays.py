@@ -12,10 +12,8 @@ All others raise `UnknownValueError`, and so does a program that asks for an ele
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import accumulate
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -23,6 +21,7 @@ import numpy as np
 
 from simparallel.backend import has_data, register_namespace
 from simparallel.base.callsite import LIBRARIES, user_line
+from simparallel.base.strides import reshapes_in_place
 from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 from simparallel.rank_local import RankLocal
@@ -45,24 +44,6 @@ def _has_elements(found: Any) -> bool:
     if isinstance(found, (tuple, list)):
         return len(found) > 0 and all(map(_has_elements, found))
     return isinstance(found, (np.ndarray, np.generic)) and not isinstance(found, DryArray)
-
-
-def reshapes_in_place(x: np.ndarray, shape: tuple[Any, ...], order: str) -> bool:
-    """Tell whether NumPy reshapes an array without a copy: a new dim begins wherever the steps of the old ones break."""
-    is_fortran = order == "F" or (order == "A" and x.flags.fnc)
-    if not x.size or (x.flags.f_contiguous if is_fortran else x.flags.c_contiguous):
-        return True
-    sizes = tuple(shape[0]) if isinstance(shape[0], (tuple, list)) else shape
-    sizes = tuple(x.size // (abs(math.prod(sizes)) or 1) if size == -1 else size for size in sizes)
-    towards_front = slice(None) if is_fortran else slice(None, None, -1)
-    begins = set(accumulate(sizes[towards_front], operator.mul))
-    inner, step = 1, None
-    for size, stride in zip(x.shape[towards_front], x.strides[towards_front], strict=True):
-        if size > 1:
-            if step not in (None, stride) and inner not in begins:
-                return False
-            inner, step = inner * size, stride * size
-    return True
 
 
 class DryArray(np.ndarray):
