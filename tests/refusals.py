@@ -56,6 +56,8 @@ _PLACEHOLDERS = [
         (r"\b(pid|process) \d+", r"\1 <pid>"),
         (r"\b0x[0-9a-f]{6,}", "<address>"),
         (r"cannot pickle '(?:\w+\.)*(\w+)' (?:object|instances)", r"cannot pickle '\1' object"),  # by Python's version
+        (r"(too many values to unpack \(expected \d+), got \d+", r"\1"),
+        (r"(cannot be read as tar\.gz: ).*", r"\1<the reason>."),
         (r"(\d\.\d\d\d)\d{3,}", r"\1..."),
         (r"(.{2,24}?)\1{15,}", r"\1..."),
     )

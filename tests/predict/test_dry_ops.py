@@ -88,7 +88,7 @@ def test_dry_array_reshapes_as_real(view: Any, data: Any) -> None:
 _VIEWS = {
     "base", "ctypes", "data", "device", "diagonal", "dtype", "flags", "imag", "itemset", "itemsize", "mT", "nbytes",
     "ndim", "newbyteorder", "ptp", "real", "resize", "setfield", "setflags", "shape", "size", "squeeze", "strides",
-    "swapaxes", "T", "to_device", "transpose", "view", "flat", "conj", "conjugate",
+    "swapaxes", "T", "to_device", "transpose", "view", "flat", "conj", "conjugate", "_set_dtype", "_set_shape",
 }  # fmt: skip
 # Reductions call a ufunc.
 _UFUNCS = {"all", "any", "clip", "max", "mean", "min", "prod", "std", "sum", "var"}
