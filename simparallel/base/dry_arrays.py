@@ -102,9 +102,10 @@ class DryArray(np.ndarray):
         return self if is_right and not copy else _like(self, dtype, order)
 
     def reshape(self, *shape: Any, order: Any = "C", copy: Any = None) -> Any:
-        # Where NumPy has to copy, it reshapes a copy, too, and returns a view of it.
-        in_place = self if reshapes_in_place(self, shape, order) else self.copy(order)
-        return super(DryArray, in_place).reshape(*shape, order=order)
+        if reshapes_in_place(self, shape, order):
+            return super().reshape(*shape, order=order)
+        # NumPy reshapes a copy, too, and returns a view of it.
+        return super(DryArray, self.copy(order)).reshape(*shape, order=order)
 
     def ravel(self, order: Any = "C") -> Any:
         return super().ravel() if self.flags.c_contiguous else self.flatten()
