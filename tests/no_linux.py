@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import signal
 import sys
 import sysconfig
@@ -27,6 +28,7 @@ if WINDOWS:
     for name in posix:
         if hasattr(os, name):
             delattr(os, name)
+    shutil._use_fd_functions = False  # chosen when it was imported; with O_NONBLOCK since Python 3.13
     for name in ("SIGKILL", "SIGUSR1", "SIGHUP", "SIGSTOP", "SIGCHLD", "SIGCONT", "pthread_sigmask", "SIGALRM"):
         if hasattr(signal, name):
             delattr(signal, name)
