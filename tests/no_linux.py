@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import mmap
 import os
 import shutil
@@ -28,7 +29,8 @@ if WINDOWS:
     for name in posix:
         if hasattr(os, name):
             delattr(os, name)
-    shutil._use_fd_functions = False  # chosen when it was imported; with O_NONBLOCK since Python 3.13
+    os.supports_dir_fd.clear()
+    importlib.reload(shutil)  # it chose calls of Linux when it was imported
     for name in ("SIGKILL", "SIGUSR1", "SIGHUP", "SIGSTOP", "SIGCHLD", "SIGCONT", "pthread_sigmask", "SIGALRM"):
         if hasattr(signal, name):
             delattr(signal, name)
