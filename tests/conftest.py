@@ -26,7 +26,7 @@ from typing import Any
 import array_backends
 import pytest
 import refusals
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import TRANSPORTS, World
 
 import simparallel
@@ -112,6 +112,11 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("fast")
 
 
+@given(st.none())
+def _first_example(_: None) -> None:
+    """Let Hypothesis make its generator of random numbers. After `gc.freeze` it would not find that it is used."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     """Hide what collecting makes from the garbage collector: walking 10,000 tests takes it half a second each time."""
@@ -119,6 +124,7 @@ def pytest_collection() -> Iterator[object]:
     try:
         return (yield)
     finally:
+        _first_example()
         gc.freeze()
         gc.enable()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import mmap
 import os
+import shutil
 import signal
 import sys
 import sysconfig
@@ -27,6 +29,8 @@ if WINDOWS:
     for name in posix:
         if hasattr(os, name):
             delattr(os, name)
+    os.supports_dir_fd.clear()
+    importlib.reload(shutil)  # it chose calls of Linux when it was imported
     for name in ("SIGKILL", "SIGUSR1", "SIGHUP", "SIGSTOP", "SIGCHLD", "SIGCONT", "pthread_sigmask", "SIGALRM"):
         if hasattr(signal, name):
             delattr(signal, name)

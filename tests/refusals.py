@@ -55,6 +55,9 @@ _PLACEHOLDERS = [
         (r"(\w\.py):\d+", r"\1:<line>"),
         (r"\b(pid|process) \d+", r"\1 <pid>"),
         (r"\b0x[0-9a-f]{6,}", "<address>"),
+        (r"cannot pickle '(?:\w+\.)*(\w+)' (?:object|instances)", r"cannot pickle '\1' object"),  # by Python's version
+        (r"(too many values to unpack \(expected \d+), got \d+", r"\1"),
+        (r"(cannot be read as tar\.gz: ).*", r"\1<the reason>."),
         (r"(\d\.\d\d\d)\d{3,}", r"\1..."),
         (r"(.{2,24}?)\1{15,}", r"\1..."),
     )
@@ -207,22 +210,26 @@ class refused:
 
 
 @cache
-def _lambdas(path: str) -> dict[tuple[int, int], str]:
-    """Return the bodies of the lambdas of a file, by the place of their first character."""
+def _lambdas(path: str) -> list[tuple[int, tuple[int, int], str]]:
+    """Return the lambdas of a file: the line, the place of the first character of the body, and the body."""
     # Not by `ast.get_source_segment`, which splits the file into lines for each of them. Columns count bytes.
     lines = Path(path).read_bytes().splitlines(keepends=True)
-    found = {}
+    found = []
     for node in ast.walk(ast.parse(b"".join(lines))):
         if isinstance(node, ast.Lambda):
             body = node.body
             *others, last = lines[body.lineno - 1 : body.end_lineno]
             text = b"".join((*others, last[: body.end_col_offset]))[body.col_offset :]
-            found[body.lineno, body.col_offset] = text.decode()
+            found.append((node.lineno, (body.lineno, body.col_offset), text.decode()))
     return found
 
 
 def source_of_lambda(function: Any) -> str | None:
     """Return the source of a lambda's body on one line, shortened; None if it cannot be found."""
-    places = {(line, column) for line, _, column, _ in function.__code__.co_positions() if line and column is not None}
-    found = [text for place, text in _lambdas(function.__code__.co_filename).items() if place in places]
+    code = function.__code__
+    places = {(line, column) for line, _, column, _ in code.co_positions() if line and column is not None}
+    lambdas = _lambdas(code.co_filename)
+    # Python 3.12 has no place for a body that is a constant.
+    of_line = [text for line, _, text in lambdas if line == code.co_firstlineno]
+    found = [text for _, place, text in lambdas if place in places] or of_line * (len(of_line) == 1)
     return textwrap.shorten(max(found, key=len), 60, placeholder=" ...") if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
@@ -43,11 +44,14 @@ class NotebookParser(MystParser):
 
 
 def first_page(app: Sphinx, docname: str, content: list[str]) -> None:
-    """Put the README above the table of contents, with its links as seen from `docs/`."""
+    """Put the README above the table of contents, with its links to files of the project as seen from `docs/`."""
     if docname == app.config.root_doc:
         app.env.note_dependency(str(ROOT / "README.md"))
-        link = re.compile(r"(?<=\]\()(?!https?:|#)[^)#\s]+")
-        readme = link.sub(lambda path: os.path.relpath(path[0], "docs"), (ROOT / "README.md").read_text())
+        settings = configparser.ConfigParser()
+        settings.read(ROOT / "setup.cfg")
+        base = re.search(r"Source = (\S+)", settings["metadata"]["project_urls"])[1]
+        link = re.compile(rf"{re.escape(base)}/(?:blob|raw)/main/(\S+)")
+        readme = link.sub(lambda found: os.path.relpath(found[1], "docs"), (ROOT / "README.md").read_text())
         content[0] = f"{readme}\n{content[0]}"
 
 

@@ -113,7 +113,8 @@ class _Captured:
         self.max_graphs = check_integer("captured", "max_graphs", max_graphs, 1)
         # Names and docstring only: a step may be an object with attributes of its own.
         update_wrapper(self, step, updated=())
-        self.name = getattr(step, "__qualname__", type(step).__name__)
+        # Functions of NumPy 2.0 have no qualified name.
+        self.name = getattr(step, "__qualname__", getattr(step, "__name__", type(step).__name__))
         # Ranks that are threads call one object, and each has its own graphs.
         self._mine = _Graphs()
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from simparallel.backend import has_data, register_namespace
 from simparallel.base.callsite import LIBRARIES, user_line
+from simparallel.base.strides import reshapes_in_place
 from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 from simparallel.rank_local import RankLocal
@@ -101,11 +102,10 @@ class DryArray(np.ndarray):
         return self if is_right and not copy else _like(self, dtype, order)
 
     def reshape(self, *shape: Any, order: Any = "C", copy: Any = None) -> Any:
-        try:
-            return super().reshape(*shape, order=order, copy=False)
-        except ValueError:
-            # NumPy reshapes a copy, too, and returns a view of it.
-            return super(DryArray, self.copy(order)).reshape(*shape, order=order)
+        if reshapes_in_place(self, shape, order):
+            return super().reshape(*shape, order=order)
+        # NumPy reshapes a copy, too, and returns a view of it.
+        return super(DryArray, self.copy(order)).reshape(*shape, order=order)
 
     def ravel(self, order: Any = "C") -> Any:
         return super().ravel() if self.flags.c_contiguous else self.flatten()

@@ -45,7 +45,7 @@ def installed(tmp_path_factory):
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     (wheel,) = folder.glob("simparallel-*.whl")
-    call(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
+    call(*pip, "--python", python, "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
     # Paths in a .pth file; further .pth files there, such as that of an editable installation, are not read.
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()))

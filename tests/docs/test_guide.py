@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 from op_records import unregistered
+from test_packaging import SOURCE, file_at
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROOT = DOCS.parent
@@ -60,13 +61,19 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
+def targets(text: str) -> list[str]:
+    """Return the targets of links and pictures, written beside them or in lines of their own."""
+    without_code = re.sub(r"```.*?```|`[^`]*`(?!\])", "", text, flags=re.DOTALL)
+    return re.findall(r"(?:\]\(|^\[[^\]]+\]: )([^)\s]+)", without_code, re.MULTILINE)
+
+
 def broken_links(page: Path, text: str) -> list[str]:
     """Return the targets of links and pictures that are not a file, or not a heading of it."""
     broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`]*`(?!\])", "", text, flags=re.DOTALL)):
+    for target in targets(text):
         path, _, anchor = target.partition("#")
-        file = page.parent / path if path else page
-        if target.startswith("https://"):
+        file = file_at(path) or (page.parent / path if path else page)
+        if target.startswith("https://") and file_at(path) is None:
             continue
         if not file.exists() or (anchor and anchor not in anchors(text if file == page else file.read_text())):
             broken.append(target)
@@ -81,8 +88,9 @@ def test_links_lead_somewhere(page):
 def test_broken_link_is_found():
     text = (
         "# A `b`\n[a](nothing.md) [b](running.md) [c](https://x) [d](#a-b) [e](#c) [f](clusters.md#nowhere) ![g](g.png)"
+        f"\n[h]: {SOURCE}/blob/main/docs/nothing.md\n[i]: {SOURCE}/blob/main/docs/running.md\n"
     )
-    broken = ["nothing.md", "#c", "clusters.md#nowhere", "g.png"]
+    broken = ["nothing.md", "#c", "clusters.md#nowhere", "g.png", f"{SOURCE}/blob/main/docs/nothing.md"]
     assert broken_links(DOCS / "guide.md", text) == broken
     assert len(re.findall(r"\]\(", text)) > len(broken)
 
@@ -98,9 +106,12 @@ def test_indexes_name_every_page():
 def test_chinese_page_has_the_parts_of_the_readme():
     """The same blocks of code, pictures and links, in the same order."""
 
+    def is_of_project(link):
+        return file_at(link) is not None or not link.startswith("https://")
+
     def parts(page):
         text = page.read_text()
-        links = [(page.parent / link).resolve() for link in re.findall(r"\]\(((?!https)[^)#]+)\)", text)]
+        links = [file_at(link) or (page.parent / link).resolve() for link in targets(text) if is_of_project(link)]
         return re.findall(r"^```.*?^```$", text, re.DOTALL | re.MULTILINE), links
 
     (code, links), (code_zh, links_zh) = parts(ROOT / "README.md"), parts(DOCS / "index_zh.md")

@@ -13,6 +13,7 @@ from simparallel.autograd import Op, Tensor
 from simparallel.autograd.kernels.tiles import matrix_product
 from simparallel.backend import has_data
 from simparallel.base.dry_arrays import DryArray, dried, empty
+from simparallel.base.strides import reshapes_in_place
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.machine.cluster import describe
 
@@ -49,11 +50,45 @@ def test_dry_op_observed_as_real(name: str, data: Any) -> None:
     assert not any(have_data) or not any(array.dtype.kind == "f" for array in arrays)
 
 
+@st.composite
+def views(draw: Any) -> Any:
+    """Draw the shape of an array, and a function that makes a view of it: dims cut, repeated and in another order."""
+    shape = draw(st.lists(st.sampled_from((0, 1, 2, 3, 4, 6)), min_size=1, max_size=4))
+    cuts = tuple(slice(None, None, draw(st.sampled_from((1, 1, 2, -1)))) for _ in shape)
+    order, copies = draw(st.permutations(range(len(shape)))), draw(st.integers(1, 3))
+
+    def view(x: np.ndarray) -> np.ndarray:
+        x = x[cuts].transpose(order)
+        return np.broadcast_to(x, (copies, *x.shape), subok=True) if copies > 1 else x
+
+    return shape, view
+
+
+@settings(max_examples=100)
+@given(views(), st.data())
+def test_dry_array_reshapes_as_real(view: Any, data: Any) -> None:
+    """In the same place where NumPy makes a view, and into a copy where it makes a copy."""
+    shape, view = view
+    real, dry = view(np.zeros(shape)), view(empty(shape))
+    factors = [factor for size in real.shape for factor in ((2, size // 2) if size in (4, 6) else (size,))]
+    cuts = [cut for cut in range(len(factors)) if data.draw(st.booleans())]
+    new = [int(np.prod(factors[a:b], dtype=int)) for a, b in zip((0, *cuts), (*cuts, len(factors)), strict=True)]
+    if real.size and data.draw(st.booleans()):
+        new[data.draw(st.integers(0, len(new) - 1))] = -1
+    order = data.draw(st.sampled_from("CFA"))
+    expected, found = real.reshape(new, order=order), dry.reshape(new, order=order)
+
+    assert (found.shape, _steps(found)) == (expected.shape, _steps(expected))
+    assert np.may_share_memory(found, dry) == np.may_share_memory(expected, real)
+    if real.size:
+        assert reshapes_in_place(dry, tuple(new), order) == np.may_share_memory(expected, real)
+
+
 # Everything that NumPy gives a method in C reads elements, unless it is here.
 _VIEWS = {
     "base", "ctypes", "data", "device", "diagonal", "dtype", "flags", "imag", "itemset", "itemsize", "mT", "nbytes",
     "ndim", "newbyteorder", "ptp", "real", "resize", "setfield", "setflags", "shape", "size", "squeeze", "strides",
-    "swapaxes", "T", "to_device", "transpose", "view", "flat", "conj", "conjugate",
+    "swapaxes", "T", "to_device", "transpose", "view", "flat", "conj", "conjugate", "_set_dtype", "_set_shape",
 }  # fmt: skip
 # Reductions call a ufunc.
 _UFUNCS = {"all", "any", "clip", "max", "mean", "min", "prod", "std", "sum", "var"}

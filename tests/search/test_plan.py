@@ -114,12 +114,13 @@ def test_illegal_strategies_are_refused_by_the_op(plan):
 
 
 PLAN = '{"format": 1, "device_num": 2, "ops": %s}'
+DEEP = "[" * 999_999
 OP = '[{"name": "a", "op": "Sum", "shapes": [[2]], "in_strategy": %s}]'
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", PLAN % "[{}]", '{"format": 1, "ops": []}', PLAN % '[], "step_time_ps": "x"', PLAN % ("[" * 9999),
+    ["", "[]", "{}", PLAN % "[{}]", '{"format": 1, "ops": []}', PLAN % '[], "step_time_ps": "x"', PLAN % DEEP,
      PLAN % OP % '"x"', PLAN % OP % "[[0]]", PLAN % '[], "cost_ps": NaN'],
     ids=range(10),
 )  # fmt: skip

@@ -221,8 +221,8 @@ class Arenas:
         self._whole = [segment.array(rank, 0, (count,), dtype) for rank in ranks]
         # Evenly spaced arenas: one strided array (P, count) sees all of them, so one ufunc call reduces all payloads.
         steps = {later - at for at, later in pairwise(map(segment.arena_at, ranks))}
-        if len(steps) == 1:
-            spacing = steps.pop()
+        # Backwards, some versions of NumPy add the rows from the last to the first.
+        if len(steps) == 1 and (spacing := steps.pop()) > 0:
             self._rows = np.lib.stride_tricks.as_strided(
                 self._whole[0], (len(ranks), count), (spacing, item), writeable=False
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, to_host
@@ -59,7 +60,7 @@ def load_directions(network: Module, parameters: Sequence[Tensor], settings: Map
         try:
             with open_file(path):
                 # Mapped: no memory is used before its shape is known to fit.
-                p = np.load(path, mmap_mode="r", allow_pickle=False)
+                p = npy.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise bad_file(path, f"{path} is not a .npy file of directions: {error}", who="dim_reduce") from error
         if p.ndim != 2 or p.shape[1] != size or len(p) < count:
