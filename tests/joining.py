@@ -26,7 +26,7 @@ def variables_of(launcher: str, rank: int, size: int, per_node: int | None = Non
     """Return the variables that a launcher sets for a rank, with `per_node` ranks on each node (default: all)."""
     per_node = per_node or size
     node, local, nodes = rank // per_node, rank % per_node, -(-size // per_node)
-    numbers = {
+    numbers: dict[str, int | str] = {
         "torchrun": {
             "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_node, "GROUP_RANK": node,
         },
@@ -61,7 +61,7 @@ def train() -> list[str]:
         loss = sp.functions.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        losses.append(loss.item().hex())
+        losses.append(float(loss.item()).hex())
     return losses
 
 

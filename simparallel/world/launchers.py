@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Launcher(NamedTuple):
+class LauncherNames(NamedTuple):
     """The names of a launcher's variables; names in one tuple are synonyms.
 
     Attributes:
@@ -32,32 +32,30 @@ class Launcher(NamedTuple):
     is_mpi: bool = True
 
 
-TORCHRUN = Launcher(
+TORCHRUN = LauncherNames(
     "torchrun", ("RANK", "RANK_ID"), ("WORLD_SIZE", "RANK_SIZE"), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",),
     ("GROUP_RANK", "NODE_RANK", "SERVER_ID"), is_mpi=False,
 )  # fmt: skip
-SLURM = Launcher(
+SLURM = LauncherNames(
     "Slurm", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), (), ("SLURM_NODEID",),
     ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_ID",),
 )  # fmt: skip
 LAUNCHERS = (
     TORCHRUN,
     # MPICH's and Intel MPI's mpiexec, and Slurm's plugin; Cray's PMI has the other local names.
-    Launcher(
+    LauncherNames(
         "PMI", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
         ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     ),
     SLURM,
-    Launcher(
+    LauncherNames(
         "Open MPI", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",),
         ("OMPI_COMM_WORLD_LOCAL_SIZE",), job=("PMIX_NAMESPACE",),
     ),
     # It gives a process its own rank only.
-    Launcher("PMIx", ("PMIX_RANK",), job=("PMIX_NAMESPACE",)),
+    LauncherNames("PMIx", ("PMIX_RANK",), job=("PMIX_NAMESPACE",)),
 )  # fmt: skip
 _NAMES = tuple(name for launcher in LAUNCHERS for names in launcher[1:7] for name in names)
-# Used together with a rank table.
-_PLACES = ("RANK_ID", "DEVICE_ID")
 
 
 def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -88,7 +86,7 @@ def foreign_launcher(environment: Mapping[str, str]) -> dict[str, str]:
         # PMIx never has a size of its own; another launcher may have stated it, which is 1 if it is not in `found`.
         is_stated = sizes or (not launcher.size and any(names in given for one in LAUNCHERS for names in one.size))
         found |= {} if is_stated else {name: given[name] for name in launcher.rank if name in given}
-    if environment.get("RANK_TABLE_FILE") and any(environment.get(name) for name in _PLACES):
+    if environment.get("RANK_TABLE_FILE") and (environment.get("RANK_ID") or environment.get("DEVICE_ID")):
         # The table states the number of ranks.
         found.pop("RANK_ID", None)
         found["RANK_TABLE_FILE"] = environment["RANK_TABLE_FILE"]

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from simparallel.errors import LaunchError
 from simparallel.machine.ranktable import RankTable, format_rank_table, load
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT, mark_of
-from simparallel.world.launchers import LAUNCHERS, SLURM, TORCHRUN, Launcher, launcher_variables
+from simparallel.world.launchers import LAUNCHERS, SLURM, TORCHRUN, LauncherNames, launcher_variables
 from simparallel.world.rank import CHILD_VARIABLE
 
 # Launchers and schedulers set a different value for each job. torchrun keeps its run id when it restarts the ranks,
@@ -33,7 +33,6 @@ from simparallel.world.rank import CHILD_VARIABLE
 JOB_VARIABLES = ("SIMPARALLEL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
 # Published examples use these: addresses for documentation (RFC 5737, RFC 3849), and the unspecified address.
 _PLACEHOLDERS = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "0.0.0.0/32")
-_NODE_VARIABLES = (*TORCHRUN.node, *SLURM.node)
 _TEXTS = ("RANK_TABLE_FILE", "MASTER_ADDR")
 
 
@@ -96,7 +95,7 @@ class RankIdentity:
             values |= {"DEVICE_ID": self.table.device_ids[rank], "SERVER_ID": self._node_of(rank)}
         else:
             # The node of that rank is unknown.
-            names = [name for name in names if name not in _NODE_VARIABLES]
+            names = [name for name in names if name not in TORCHRUN.node + SLURM.node]
         # `orig_argv` has the interpreter's options, too; an embedded Python leaves it empty.
         program = sys.orig_argv or ["python", *sys.argv]
         command = shlex.join([os.path.basename(program[0]), *program[1:]])
@@ -158,34 +157,27 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
 
 
 class _Told(NamedTuple):
-    """What the variables of one launcher say; sizes of 0 are not known, and 1 node may be several."""
+    """What the variables of one launcher say; a size of 0 is not known.
 
-    launcher: Launcher
+    Attributes:
+        is_here: whether all ranks may be on this machine.
+        is_one_per_node: whether the processes may be the daemons or the agents of another launcher.
+    """
+
+    launcher: LauncherNames
     rank_name: str
     rank: int
     size_name: str
     size: int
-    per_node: int
-    nodes: int
-
-    @property
-    def is_here(self) -> bool:
-        return self.nodes <= 1 and self.per_node in (0, self.size)
-
-    @property
-    def is_one_per_node(self) -> bool:
-        """Whether the processes may be the daemons or the agents of another launcher."""
-        return self.size == 1 or self.per_node == 1 or self.nodes == self.size
-
-    @property
-    def name(self) -> str:
-        return "MindSpore" if self.rank_name == "RANK_ID" else self.launcher.name
+    is_here: bool
+    is_one_per_node: bool
 
     def __str__(self) -> str:
-        return f"{' and '.join(filter(None, (self.rank_name, self.size_name)))} ({self.name})"
+        name = "MindSpore" if self.rank_name == "RANK_ID" else self.launcher.name
+        return f"{' and '.join(filter(None, (self.rank_name, self.size_name)))} ({name})"
 
 
-def _told_by(launcher: Launcher, numbers: Mapping[str, int]) -> _Told:
+def _told_by(launcher: LauncherNames, numbers: Mapping[str, int]) -> _Told:
     """Return what the variables of a launcher say.
 
     Raises:
@@ -207,7 +199,9 @@ def _told_by(launcher: Launcher, numbers: Mapping[str, int]) -> _Told:
     ):  # fmt: skip
         if number is not None and limit is not None and number > limit - below:
             raise LaunchError(f"init: {name}={number}, but {limit_name}={limit}: {name} is at most {limit - below}.")
-    return _Told(launcher, rank[0], rank[1] or 0, size[0], size[1] or 0, per_node[1] or 0, nodes[1] or 0)
+    is_here = nodes[1] in (None, 1) and per_node[1] in (None, size[1])
+    is_one_per_node = size[1] == 1 or per_node[1] == 1 or nodes[1] == size[1]
+    return _Told(launcher, rank[0], rank[1] or 0, size[0], size[1] or 0, is_here, is_one_per_node)
 
 
 def _agreed(told: list[_Told]) -> list[_Told]:
@@ -228,8 +222,8 @@ def _agreed(told: list[_Told]) -> list[_Told]:
             differ = "size" if other.size != first.size else "rank"
             names = [f"{getattr(one, f'{differ}_name')}={getattr(one, differ)}" for one in (first, other)]
             raise LaunchError(
-                f"init: {first.name} and {other.name} contradict each other: {' and '.join(names)}. "
-                f"Start the ranks by one of them, or unset the variables of the other one."
+                f"init: {' and '.join(names)} contradict each other. Start the ranks by one launcher, or unset the "
+                "variables of the other one."
             )
     return found
 
