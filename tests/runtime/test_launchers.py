@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -142,3 +147,59 @@ def test_first_failure_is_first_in_the_log(tmp_path: Path) -> None:
         assert len(errors) == (3 if case == "raise-Slurm" else 2), text
         assert re.match(expected, errors[0]), text
         assert all("rank 2" in error for error in errors[1:]), text
+
+
+# --- job scripts ------------------------------------------------------------------------------------------
+
+EXAMPLES = Path(sp.__file__).parents[1] / "examples" / "clusters"
+# What this machine needs of srun: it starts the job's tasks with their variables, and fails as the first of them does.
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from joining import variables_of
+words = sys.argv[1:]
+command = words[next(i for i, word in enumerate(words) if not word.startswith("-")):]
+size = int(os.environ["SLURM_NTASKS"])
+tasks = [subprocess.Popen(command, env={{**os.environ, **variables_of("Slurm", r, size)}}) for r in range(size)]
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+@pytest.mark.process
+def test_job_script_of_slurm(tmp_path: Path) -> None:
+    """Its text, by shellcheck where there is one; and its ranks, with an srun that starts them on this machine."""
+    script = EXAMPLES / "slurm.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    if shellcheck := shutil.which("shellcheck"):
+        subprocess.run([shellcheck, script], check=True)
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", script.read_text(), re.MULTILINE))
+    assert {"nodes", "ntasks-per-node", "cpus-per-task", "time", "output"} <= options.keys()
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o700)
+    of_job = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1"}
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", script], cwd=EXAMPLES, capture_output=True, text=True, timeout=60,
+        env={**os.environ, **of_job, "ENVIRONMENT": "BATCH", "PATH": path, "TMPDIR": tempfile.gettempdir()},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = re.findall(r"^epoch \d, 2 ranks, loss is (\S+)$", done.stdout, re.MULTILINE)
+    assert len(losses) == 3
+    assert float(losses[0]) > float(losses[-1])
+    assert "rank 0 of 2 by SLURM_PROCID and SLURM_STEP_NUM_TASKS (Slurm)" in done.stderr
+
+
+def test_job_of_kubernetes() -> None:
+    """It has a rank for each slot, and both kinds of pods have what the operator needs; see also test_mpi.py."""
+    job = pytest.importorskip("yaml").safe_load((EXAMPLES / "mpijob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    (launcher,), (worker,) = (replicas[kind]["template"]["spec"]["containers"] for kind in ("Launcher", "Worker"))
+    assert launcher["command"] == ["mpirun"]
+    assert launcher["args"][:2] == ["-n", str(replicas["Worker"]["replicas"] * job["spec"]["slotsPerWorker"])]
+    assert launcher["args"][2:5] == ["python", "-m", "mpi4py"]
+    folder, script = launcher["args"][5].rsplit("/", 1)
+    assert (EXAMPLES / script).exists()
+    assert [mount["mountPath"] for mount in worker["volumeMounts"]] == [folder]
+    assert launcher["image"] == worker["image"]
+    assert worker["resources"]["limits"]["cpu"] == job["spec"]["slotsPerWorker"]
