@@ -1,7 +1,9 @@
 """Fork ranks that join by themselves, each with its own environment, case after case.
 
 Run it in its own process: python joining.py FOLDER WORLD_SIZE CASE...
-The last rank acts out the case; rank N writes to FOLDER/CASE.N, and the exit codes are printed as JSON.
+The last rank acts out the case; rank N writes to FOLDER/CASE.N, and the exit codes are printed as JSON. With a
+launcher's name behind the case, as in kill-Slurm, the environment is that of this launcher, and all ranks write to one
+file, FOLDER/CASE.
 """
 
 from __future__ import annotations
@@ -14,8 +16,53 @@ import time
 import traceback  # noqa: F401 (imported once, and not once in every rank)
 
 import simparallel as sp
-from simparallel import data, nn  # noqa: F401
+from simparallel import data, nn
 from simparallel.runtime.joined import join  # noqa: F401
+
+LAUNCHERS = ("torchrun", "MindSpore", "PMI", "Cray", "Slurm", "by hand", "Open MPI")
+
+
+def variables_of(launcher: str, rank: int, size: int, per_node: int | None = None) -> dict[str, str]:
+    """Return the variables that a launcher sets for a rank, with `per_node` ranks on each node (default: all)."""
+    per_node = per_node or size
+    node, local, nodes = rank // per_node, rank % per_node, -(-size // per_node)
+    numbers: dict[str, int | str] = {
+        "torchrun": {
+            "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_node, "GROUP_RANK": node,
+        },
+        "MindSpore": {"RANK_ID": rank, "RANK_SIZE": size},
+        "PMI": {"PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALRANKID": local, "MPI_LOCALNRANKS": per_node},
+        "Cray": {"PMI_RANK": rank, "PMI_SIZE": size, "PMI_LOCAL_RANK": local, "PMI_LOCAL_SIZE": per_node},
+        # srun in the script of a job of 64 tasks.
+        "Slurm": {
+            "SLURM_JOB_ID": 4711, "SLURM_STEP_ID": 1, "ENVIRONMENT": "BATCH", "SLURM_NTASKS": 64, "SLURM_NNODES": 16,
+            "SLURM_STEP_NUM_TASKS": size, "SLURM_STEP_NUM_NODES": nodes, "SLURM_PROCID": rank, "SLURM_LOCALID": local,
+            "SLURM_NODEID": node,
+        },
+        "by hand": {"SLURM_PROCID": rank, "SLURM_NTASKS": size},
+        "Open MPI": {
+            "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_RANK": local,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": per_node, "PMIX_RANK": rank, "PMIX_NAMESPACE": "prterun-4711@1",
+        },
+    }[launcher]  # fmt: skip
+    return {name: str(number) for name, number in numbers.items()}
+
+
+def train() -> list[str]:
+    """Train on digits in parallel; return the losses to the last bit."""
+    sp.set_seed(1)
+    mine = slice(sp.get_rank(), None, sp.get_world_size())
+    images, labels = (array[:96][mine] for array in data.digits("train")[:])
+    model = sp.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
+    optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = sp.functions.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.item()).hex())
+    return losses
 
 
 def fork_ranks(folder: str, world_size: int, case: str) -> dict[str, object] | None:
@@ -24,8 +71,11 @@ def fork_ranks(folder: str, world_size: int, case: str) -> dict[str, object] | N
     for rank in range(world_size):
         pid = os.fork()
         if pid == 0:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(os.getppid() % 60000)}
-            log = os.open(f"{folder}/{case}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+            _, _, launcher = case.partition("-")
+            os.environ |= {"MASTER_PORT": str(os.getppid() % 60000)}
+            os.environ |= variables_of(launcher or "torchrun", rank, world_size)
+            path = f"{folder}/{case}" if launcher else f"{folder}/{case}.{rank}"
+            log = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
             return None
@@ -41,7 +91,13 @@ def fork_ranks(folder: str, world_size: int, case: str) -> dict[str, object] | N
 
 
 def play(case: str) -> None:
+    case, _, launcher = case.partition("-")
+    if launcher:
+        sp.init(start_timeout_s=30, timeout_s=20)
     rank, is_victim = int(os.environ["RANK"]), os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+    if case == "train":
+        os.write(1, f"losses {rank} {json.dumps(train())}\n".encode())
+        return
     if case == "before" and is_victim:
         os.kill(os.getpid(), signal.SIGKILL)
     sp.init(start_timeout_s=0.5 if case == "before" else 30, timeout_s=20)

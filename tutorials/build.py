@@ -12,12 +12,14 @@ line of code, and then translates the comments and docstrings of the cell, all o
     ```
 
 Each notebook gets the outputs of a run in an empty folder; its pictures are reduced to 64 colours. It needs
-`pip install ".[notebook]"`.
+`pip install ".[notebook]"`. Then it gets a badge, which opens it in Colab, and a first cell, which installs the package
+where it is missing. That cell is stored without an output, because it describes the machine of the reader.
 """
 
 from __future__ import annotations
 
 import base64
+import configparser
 import io
 import os
 import re
@@ -32,6 +34,27 @@ import nbformat
 
 TUTORIALS = Path(__file__).parent
 TIME_LIMIT_S = 120
+BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({address})"
+FIRST_CELL = """\
+# {comment}
+import importlib.util
+import subprocess
+import sys
+
+packages = {{"simparallel": "git+{source}", "hypothesis": "hypothesis", "pytest": "pytest"}}
+missing = [address for name, address in packages.items() if importlib.util.find_spec(name) is None]
+if missing:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *missing], check=True)
+    importlib.invalidate_caches()
+
+from simparallel.cli.doctor import summary
+
+print(summary())"""
+# By the end of a source's name.
+_COMMENTS = {
+    "": "Installs what is missing, as in a hosted notebook, and says what this machine offers.",
+    "_zh": "安装缺少的软件包（例如在托管的 notebook 里），并说明这台机器能提供什么。",
+}
 # Metadata that do not change from run to run.
 _KEPT = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -118,6 +141,26 @@ def _line(text: str) -> str:
     return text.strip().partition("\n")[0].rstrip()
 
 
+def source_address() -> str:
+    """Return the address of the project's repository."""
+    settings = configparser.ConfigParser()
+    settings.read(TUTORIALS.parent / "setup.cfg")
+    urls = dict(line.split(" = ") for line in settings["metadata"]["project_urls"].strip().splitlines())
+    return urls["Source"]
+
+
+def add_start(notebook: nbformat.NotebookNode, source: Path) -> None:
+    """Put the badge below the title of a lesson, and the cell that installs the package before all its code."""
+    address = source_address()
+    colab = address.replace("https://github.com/", "https://colab.research.google.com/github/")
+    badge = BADGE.format(address=f"{colab}/blob/main/tutorials/{source.stem}.ipynb")
+    title, _, rest = notebook.cells[0].source.partition("\n")
+    notebook.cells[0].source = f"{title}\n\n{badge}\n{rest}"
+    comment = _COMMENTS["_zh" * source.stem.endswith("_zh")]
+    cell = nbformat.v4.new_code_cell(FIRST_CELL.format(comment=comment, source=address), id="start")
+    notebook.cells.insert(1, cell)
+
+
 def build(source: Path) -> Path:
     """Execute the notebook of a lesson in an empty folder, and write it beside its source."""
     from nbclient import NotebookClient  # not needed to read lessons, which the tests do
@@ -132,6 +175,7 @@ def build(source: Path) -> Path:
         for output in cell.get("outputs", ()):
             if "image/png" in output.get("data", {}):
                 output["data"]["image/png"] = _reduced(output["data"]["image/png"])
+    add_start(notebook, source)
     target = source.with_suffix(".ipynb")
     nbformat.write(notebook, target)
     return target

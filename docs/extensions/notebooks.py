@@ -12,7 +12,8 @@ def to_markdown(notebook: dict[str, Any]) -> str:
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            # A badge is a link whose text is a picture of another host, which the site does not load.
+            parts.append(re.sub(r"\[!\[([^\]]*)\]\(https?:[^)]*\)\]", r"[\1]", source))
         elif cell["cell_type"] == "code" and source.strip():
             parts += [_fenced("python", source), *map(_output, cell["outputs"])]
     return "\n\n".join(parts) + "\n"

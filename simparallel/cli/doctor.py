@@ -20,13 +20,15 @@ from typing import NamedTuple
 
 from simparallel import backend
 from simparallel.base import blas
-from simparallel.base.system import memory_size_bytes
+from simparallel.base.system import memory_size_bytes, usable_cores
 from simparallel.base.units import format_bytes
 from simparallel.comm.memory.memfd import SHM, available_memory, cgroup_number, free_bytes, is_disabled, seal
 from simparallel.comm.memory.segment import DEFAULT_ARENA_BYTES, SharedSegment
 from simparallel.comm.shm.transport import _FUTEX_WAIT, _SYS_FUTEX, Futex
 from simparallel.errors import SimParallelError
+from simparallel.runtime.joined.identity import identify
 from simparallel.runtime.preflight import room_for_ranks
+from simparallel.world.launchers import foreign_launcher
 
 # The dynamic linker's list of libraries, which is searched for an MPI library without loading one.
 LINKER = "/etc/ld.so.cache"
@@ -51,7 +53,7 @@ class CheckResult(NamedTuple):
 
 def findings() -> list[CheckResult]:
     """Check all features. Starts no processes."""
-    return [*_system(), *_memory(), *_limits(), *_waiting(), *_optional()]
+    return [*_system(), *_memory(), *_limits(), *_waiting(), *_optional(), _launcher()]
 
 
 def _system() -> Iterator[CheckResult]:
@@ -146,6 +148,18 @@ def _optional() -> Iterator[CheckResult]:
         yield CheckResult("mpi4py", FALLBACK, f"{version}; {why}")
     else:
         yield CheckResult("mpi4py", OK, f"{version}; simparallel run --transport mpi; {library}")
+
+
+def _launcher() -> CheckResult:
+    """Check the variables of launchers, which `init` reads."""
+    if not foreign_launcher(os.environ):
+        starters = ", ".join(filter(shutil.which, ("srun", "mpiexec", "torchrun"))) or "neither srun nor mpiexec"
+        return CheckResult("launcher", ABSENT, f"none started this process; on the path: {starters}")
+    try:
+        found = identify(os.environ)
+    except SimParallelError as error:
+        return CheckResult("launcher", FALLBACK, f"sp.init() refuses this process: {str(error).removeprefix('init: ')}")
+    return CheckResult("launcher", OK, f"rank {found.rank} of {found.world_size or 'several'} by {found.told_by}")
 
 
 def _version(*distributions: str) -> str:
@@ -295,10 +309,19 @@ def table(found: list[CheckResult]) -> str:
     return "\n".join(f"{finding.name:<{width}}  {finding.state:<8}  {finding.detail}" for finding in found)
 
 
+def summary(found: list[CheckResult] | None = None) -> str:
+    """Return in one line what this machine offers to a run, from all findings."""
+    states = {finding.name: finding.state for finding in found or findings()}
+    works = FATAL not in states.values() and "shared memory of 2 ranks" in states
+    ranks = "ranks are processes" if works else 'ranks are threads (transport="inline")'
+    memory, gpus = format_bytes(available_memory()), backend.device_count() or "no"
+    return f"{usable_cores()} cores, {memory} of memory available, {ranks}, {gpus} GPU"
+
+
 def main() -> int:
     """Print the table; return the exit code: 1 if no run is possible, else 0."""
     found = findings()
-    print(table(found))
+    print(f"{summary(found)}\n\n{table(found)}")
     fatal = [finding.name for finding in found if finding.state == FATAL]
     print(f"\nNo run is possible here: {', '.join(fatal)}." if fatal else "\nRuns work here.")
     return 1 if fatal else 0

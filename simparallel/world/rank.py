@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
@@ -13,17 +12,9 @@ from simparallel.comm import Group, current, is_running
 from simparallel.errors import InputError
 from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import ClusterSpec, describe
+from simparallel.world.launchers import foreign_launcher, is_batch_script
 from simparallel.world.process import become_rank
 
-# Variables that give the number of processes. MPI can connect the processes of the first tuple's launchers. PMIx
-# gives a process only its own rank. SLURM_NTASKS proves less: sbatch and salloc set it too, before any srun.
-_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-_OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
-# Used together with a rank table.
-_PLACES = ("RANK_ID", "DEVICE_ID")
-_SIZE_UNKNOWN = "PMIX_RANK"
-# With one of these, the processes meet over MPI; with another one, in shared memory.
-MPI_VARIABLES = (*_MPI_LAUNCHERS, _SIZE_UNKNOWN)
 # Value: the rank's pid, then a mark of its variables. Processes that a rank starts inherit it, but differ in pid.
 CHILD_VARIABLE = "SIMPARALLEL_RANK_PROCESS"
 
@@ -37,8 +28,10 @@ def init(
 
     Processes that were started one by one, by a shell loop, several `pytest` runs or torchrun, become the ranks of one
     job until they end, if their environment has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or RANK_TABLE_FILE with
-    RANK_ID or DEVICE_ID. They all have to be on this machine. Under mpiexec, mpirun or srun, with mpi4py installed,
-    the launcher's processes become the ranks and communicate over MPI.
+    RANK_ID or DEVICE_ID. They all have to be on this machine. So do the processes of mpiexec, mpirun or srun, by the
+    variables of PMI, Slurm or Open MPI; with mpi4py installed they communicate over MPI, on any number of machines.
+    If several launchers describe this process, the first of RANK, PMI, Slurm and Open MPI counts. Rank 0 prints a line
+    that says how the ranks met.
 
     Ranks use as many BLAS threads as those of `launch`, and start with the same `random` and `np.random`, unless the
     program has seeded them since it imported this package. Numbers that it drew from `random` in that time count as
@@ -54,18 +47,24 @@ def init(
     Collective: yes, if the processes join each other.
 
     Raises:
-        LaunchError: another launcher started several processes, which cannot be connected here; or one of the
-            processes that were started one by one never arrived, ended too early, or does not belong to the job.
+        LaunchError: another launcher started several processes, which cannot be connected here; variables contradict
+            each other; or one of the processes that were started one by one never arrived, ended too early, or does
+            not belong to the job.
         InputError: `devices_per_rank` is not a positive integer, or leaves out a device in use.
     """
     # A rank of our own launcher, or of an earlier call, is in its run already.
     if not is_running():
-        launcher, before = foreign_launcher(os.environ), current_recorder()
-        joined = False
-        if launcher is not None:
+        before, joined = current_recorder(), False
+        if foreign_launcher(os.environ):
             from simparallel.runtime.joined.join import join
 
-            joined = join(*launcher, timeout_s, start_timeout_s)
+            joined = join(timeout_s, start_timeout_s)
+        elif is_batch_script(os.environ) and os.environ.get("SLURM_NTASKS", "1") != "1":
+            tasks = os.environ["SLURM_NTASKS"]
+            note_once(
+                f"init: SLURM_NTASKS={tasks}, but this process is the job script's own and none of srun's, and so runs "
+                f"alone. To run {tasks} ranks, write srun before its command."
+            )
         if joined:
             become_rank(current().world_size, keep_own=True)
             if before is not None:
@@ -80,27 +79,10 @@ def init(
         recorder.set_num_devices(devices_per_rank)
 
 
-def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return (variable, number of processes) of a launcher that started several processes; None if there is none.
-
-    The number is 0 if the variable does not contain it: only MPI, or the rank table, knows it then.
-    """
-    for variable in (*_MPI_LAUNCHERS, *_OTHER_LAUNCHERS):
-        # Python refuses to parse numbers of thousands of digits.
-        count = environment.get(variable, "1")[:20]
-        if count.isdecimal() and int(count) > 1:
-            return variable, int(count)
-    if "RANK_TABLE_FILE" in environment and not environment.keys().isdisjoint(_PLACES):
-        return "RANK_TABLE_FILE", 0
-    # A launcher with a variable of its own has stated its size, which is 1 here.
-    is_known = any(variable in environment for variable in _MPI_LAUNCHERS)
-    return (_SIZE_UNKNOWN, 0) if _SIZE_UNKNOWN in environment and not is_known else None
-
-
-def _unjoined_run() -> tuple[str, int] | None:
+def _unjoined_run() -> dict[str, str]:
     """Return what `foreign_launcher` finds if this process could still join that run."""
     # A process that a rank has started inherits its variables, but is no rank.
-    return None if is_running() or CHILD_VARIABLE in os.environ else foreign_launcher(os.environ)
+    return {} if is_running() or CHILD_VARIABLE in os.environ else foreign_launcher(os.environ)
 
 
 def init_if_described() -> None:
@@ -111,15 +93,14 @@ def init_if_described() -> None:
     Raises:
         LaunchError: see `init`.
     """
-    if _unjoined_run() is not None:
+    if _unjoined_run():
         init()
 
 
 def note_if_alone(who: str) -> None:
     """Note once that this process works alone, although its environment says that it is one of several."""
-    if _unjoined_run() is not None:
-        names = (*_MPI_LAUNCHERS, *_OTHER_LAUNCHERS, "RANK_TABLE_FILE", _SIZE_UNKNOWN)
-        told = " ".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
+    if found := _unjoined_run():
+        told = " ".join(f"{name}={text}" for name, text in found.items())
         note_once(
             f"{who}: this process is one of several by its environment ({told}), but it never called init(), and so "
             "trains alone. Call init() first, or unset these variables."

@@ -35,6 +35,7 @@ def test_table_of_findings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.rstrip().endswith("Runs work here.")
+    assert re.match(r"\d+ cores, [\d.]+ .B of memory available, ranks are processes, (no|\d) GPU\n\n", out)
     for name in (
         "memfd",
         "sealing",
@@ -53,8 +54,27 @@ def test_table_of_findings(capsys: pytest.CaptureFixture[str]) -> None:
         "semaphores",
         "cupy",
         "mpi4py",
+        "launcher",
     ):
         assert re.search(rf"^{name} +(ok|fallback|absent) +\S", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("environment", "state", "detail"),
+    [
+        ({}, "absent", "none started this process"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, "ok", "rank 1 of 4 by SLURM_PROCID and SLURM_NTASKS (Slurm)"),
+        ({"PMIX_RANK": "1"}, "ok", "rank 1 of several by PMIX_RANK (PMIx)"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "SLURM_PROCID": "1", "SLURM_NTASKS": "8"}, "fallback", "SLURM_NTASKS=8"),
+    ],
+)
+def test_launcher_is_named(
+    environment: dict[str, str], state: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], **environment})
+    found = doctor._launcher()
+    assert found.state == state
+    assert detail in found.detail
 
 
 def test_blas_kernel_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,17 @@ def test_processes_of_mpiexec_join(mpi: Mpi, through: list[str]) -> None:
         assert f"rank {rank} was stopped in world, collective #3 all_reduce(sum) float64 (30000,)" in done.stderr
 
 
+def test_example_for_clusters(mpi: Mpi) -> None:
+    """The ranks of a job's script meet over MPI, and its program finds its place in torchrun's variables."""
+    script = ROOT / "examples" / "clusters" / "train.py"
+    (mpi.folder / "train.py").write_text(f"{script.read_text()}\nimport os\nprint('local', os.environ['LOCAL_RANK'])\n")
+    done = mpi.mpiexec(3, "-m", "mpi4py", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^epoch \d, 3 ranks, loss is ", done.stdout, re.MULTILINE)) == 3
+    assert {line for line in done.stdout.splitlines() if "local" in line} == {f"local {rank}" for rank in range(3)}
+    assert re.search(r"rank 0 of 3 by \w+_RANK and \w+_SIZE \((PMI|Open MPI)\); the ranks meet over MPI", done.stderr)
+
+
 def test_one_process_of_mpiexec_is_alone(mpi: Mpi) -> None:
     (mpi.folder / "train.py").write_text("import simparallel as sp\nsp.init()\nprint(sp.get_world_size())\n")
     assert mpi.mpiexec(1, "train.py").stdout.strip() == "1"

@@ -84,13 +84,13 @@ def test_notebook_becomes_markdown() -> None:
         {"output_type": "error", "ename": "E", "evalue": "", "traceback": ["\x1b[31mE\x1b[0m: ```"]},
     ]
     cells = [
-        {"cell_type": "markdown", "source": ["# Title\n", "Text."]},
+        {"cell_type": "markdown", "source": ["# Title\n", "[![Open](https://a.example/b.svg)](https://a.example/c)"]},
         {"cell_type": "code", "source": "print(1)", "outputs": outputs},
         {"cell_type": "code", "source": "", "outputs": []},
     ]
     text = to_markdown({"cells": cells})
     printed = "```{code-block} text\n:class: output\n\n1\n2\n```"
-    assert text.startswith(f"# Title\nText.\n\n```python\nprint(1)\n```\n\n{printed}\n")
+    assert text.startswith(f"# Title\n[Open](https://a.example/c)\n\n```python\nprint(1)\n```\n\n{printed}\n")
     assert "![Output of the code above](data:image/png;base64,iVBO)" in text
     assert "```{raw} html\n<b>x</b>\n```" in text
     assert ":class: output\n\nE: ```\n````" in text

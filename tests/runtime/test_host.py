@@ -25,7 +25,7 @@ from simparallel.runtime.logs import READ_BYTES, LogFiles, Tail, last_turn, show
 from simparallel.runtime.ranks.device import LogFile
 from simparallel.runtime.ranks.notices import Bar, Notes
 from simparallel.view.shown import BACKEND, backend_for_ranks
-from simparallel.world import rank
+from simparallel.world import launchers
 
 process = pytest.mark.process
 
@@ -107,8 +107,8 @@ def test_ranks_inherit_the_launchers_seed(transport: str) -> None:
 
 
 def test_huge_world_size_means_another_launcher() -> None:
-    assert rank.foreign_launcher({"WORLD_SIZE": "9" * 5000}) is not None
-    assert rank.foreign_launcher({"WORLD_SIZE": "0" * 5000}) is None
+    assert launchers.foreign_launcher({"WORLD_SIZE": "9" * 5000})
+    assert not launchers.foreign_launcher({"WORLD_SIZE": "0" * 5000})
 
 
 def test_open_quote_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ os.environ |= {"RANK": str(int(pid == 0)), "WORLD_SIZE": "2", "MASTER_PORT": str
 sp.init()
 look()
 """,
-    "mpiexec": MPI + "os.environ['PMI_SIZE'] = '2'\nsp.init()\nlook()\nos._exit(0)\n",
+    "mpiexec": MPI + "os.environ |= {'PMI_RANK': '0', 'PMI_SIZE': '2'}\nsp.init()\nlook()\nos._exit(0)\n",
     # The script of `simparallel run --transport mpi`.
     "mpi": MPI
     + """

@@ -16,7 +16,7 @@ from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, descr
 from simparallel.machine.ranktable import make_rank_table
 from simparallel.runtime.environment import variables
 from simparallel.trace import Trace
-from simparallel.world import rank as world
+from simparallel.world import launchers, rank as world
 
 NAMES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -166,32 +166,62 @@ def test_every_process_has_its_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "found"),
+    ("environment", "names"),
     [
-        ({}, None), ({"WORLD_SIZE": "1"}, None), ({"OMPI_COMM_WORLD_SIZE": "1"}, None), ({"WORLD_SIZE": "x"}, None),
-        ({"WORLD_SIZE": "4", "RANK": "1"}, ("WORLD_SIZE", 4)), ({"RANK_SIZE": "8"}, ("RANK_SIZE", 8)),
-        ({"OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "0"}, ("OMPI_COMM_WORLD_SIZE", 3)),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, ("PMI_SIZE", 2)), ({"PMIX_RANK": "0"}, ("PMIX_RANK", 0)),
-        ({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
-        ({"SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "8"}, ("SLURM_STEP_NUM_TASKS", 8)),
-        ({"RANK_TABLE_FILE": "t.json"}, None), ({"RANK_TABLE_FILE": "t", "DEVICE_ID": "1"}, ("RANK_TABLE_FILE", 0)),
-        ({"SLURM_STEP_NUM_TASKS": "1"}, None), ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "16"}, None),
+        ({}, ""), ({"WORLD_SIZE": "1"}, ""), ({"OMPI_COMM_WORLD_SIZE": "1"}, ""), ({"WORLD_SIZE": "x"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE"), ({"RANK_SIZE": "8"}, "RANK_SIZE"), ({"RANK": "0"}, "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ""), ({"RANK": "", "WORLD_SIZE": ""}, ""), ({"PMI_RANK": "0"}, "PMI_RANK"),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE"), ({"PMIX_RANK": "0"}, "PMIX_RANK"),
+        ({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, ""),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, "SLURM_NTASKS"),
+        # The shells of salloc, the script of sbatch, and an srun in it.
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "16"}, ""),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "1"}, ""),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "ENVIRONMENT": "BATCH"}, ""),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_STEP_ID": "0", "ENVIRONMENT": "BATCH"}, "SLURM_NTASKS"),
+        ({"RANK_TABLE_FILE": "t.json"}, ""), ({"RANK_TABLE_FILE": "t", "DEVICE_ID": "1"}, "RANK_TABLE_FILE"),
+        ({"RANK_TABLE_FILE": "t", "RANK_ID": "1"}, "RANK_TABLE_FILE"),
     ],
 )  # fmt: skip
-def test_launchers_are_recognised(environment: dict[str, str], found: Any) -> None:
-    assert world.foreign_launcher(environment) == found
+def test_launchers_are_recognised(environment: dict[str, str], names: str) -> None:
+    assert " ".join(launchers.foreign_launcher(environment)) == names
 
 
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_unjoinable_processes_are_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, "4")
+def clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset all variables of launchers; some launcher may have started the tests."""
+    for name in (*launchers._NAMES, *NAMES, "RANK_TABLE_FILE", world.CHILD_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"])
+def test_unjoinable_processes_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank, other machines without MPI, and a launcher that does not state the number of ranks."""
+    clear(monkeypatch)
     monkeypatch.setattr("simparallel.comm.mpi.transport.is_available", lambda: False)
+    more = {"PMI_SIZE": {"PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}}
+    more["SLURM_STEP_NUM_TASKS"] = {"SLURM_PROCID": "3", "SLURM_NNODES": "2"}
+    for variable, text in {name: "4", **more.get(name, {})}.items():
+        monkeypatch.setenv(variable, text)
     with refused(LaunchError):
         sp.init()
-    monkeypatch.setenv("RANK_TABLE_FILE", "t.json")
-    with refused(RankTableError if variable == "WORLD_SIZE" else LaunchError):
-        sp.init()
+    if name == "WORLD_SIZE":
+        monkeypatch.setenv("RANK_TABLE_FILE", "t.json")
+        monkeypatch.setenv("RANK_ID", "1")
+        with refused(RankTableError):
+            sp.init()
     assert sp.launch(lambda: sp.init() or sp.get_world_size(), world_size=2, transport="inline") == [2, 2]
+
+
+def test_script_of_sbatch_runs_alone_with_a_note(monkeypatch, capsys) -> None:
+    clear(monkeypatch)
+    for name, text in {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}.items():
+        monkeypatch.setenv(name, text)
+    forget_notes()
+    sp.init()
+    assert sp.get_world_size() == 1
+    assert "SLURM_NTASKS=4, but" in capsys.readouterr().err
 
 
 def step_once() -> None:
@@ -215,8 +245,7 @@ def step_once() -> None:
     ],
 )
 def test_training_alone_without_init_is_noted(environment, told, monkeypatch, capsys) -> None:
-    for name in (*world._MPI_LAUNCHERS, *NAMES, "RANK_TABLE_FILE", world.CHILD_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
+    clear(monkeypatch)
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
     forget_notes()

@@ -3,9 +3,9 @@
     torch's       RANK, WORLD_SIZE, and LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT
     MindSpore's   RANK_TABLE_FILE with RANK_ID, or with DEVICE_ID (and SERVER_ID, if there are several servers);
                   RANK_ID and RANK_SIZE without a table
+    others        see `launchers`; one of them may start the daemons or the agents of another one, once on each node
 
-Ranks of one job have the same port, table and job ids: `RankIdentity.key` is a hash of these. All must be on this
-machine.
+Ranks of one job have the same port, table and job ids: `RankIdentity.key` is a hash of these.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from simparallel.errors import LaunchError
 from simparallel.machine.ranktable import RankTable, format_rank_table, load
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT, mark_of
+from simparallel.world.launchers import LAUNCHERS, SLURM, TORCHRUN, LauncherNames, launcher_variables
 from simparallel.world.rank import CHILD_VARIABLE
 
 # Launchers and schedulers set a different value for each job. torchrun keeps its run id when it restarts the ranks,
@@ -31,7 +33,7 @@ from simparallel.world.rank import CHILD_VARIABLE
 JOB_VARIABLES = ("SIMPARALLEL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
 # Published examples use these: addresses for documentation (RFC 5737, RFC 3849), and the unspecified address.
 _PLACEHOLDERS = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "0.0.0.0/32")
-_NODE_VARIABLES = ("GROUP_RANK", "NODE_RANK", "SERVER_ID")
+_TEXTS = ("RANK_TABLE_FILE", "MASTER_ADDR")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class RankIdentity:
     """One rank of a job, as its environment describes it.
 
     Attributes:
-        rank, world_size: the rank, and the number of ranks.
+        rank, world_size: the rank, and the number of ranks, 0 if only MPI knows it.
         node: label of its node; ranks with the same label are on the same (simulated) machine.
         device_id: number of its device; None if neither the environment nor a table contains it.
         port: MASTER_PORT.
@@ -48,6 +50,9 @@ class RankIdentity:
         given: the variables that were read.
         command: command line that starts a node's ranks, with "{node}" for its number; "" without a launcher.
         notes: irregularities that were tolerated, for the user.
+        told_by: the variables that say so, for the user.
+        is_mpi: whether a launcher started the ranks that MPI can connect.
+        is_here: False if the variables say that some ranks are on other machines.
     """
 
     rank: int
@@ -60,6 +65,9 @@ class RankIdentity:
     given: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     command: str = ""
+    told_by: str = "RANK_TABLE_FILE"
+    is_mpi: bool = False
+    is_here: bool = True
 
     @property
     def key(self) -> str:
@@ -78,16 +86,16 @@ class RankIdentity:
         """Return the command line that starts another rank in the same way as this one."""
         if self.command:
             return self.command.replace("{node}", str(self._node_of(rank)))
-        values = {
-            **self.given, "RANK": rank, "RANK_ID": rank, "LOCAL_RANK": self._local_rank_of(rank),
-            "DEVICE_ID": self._local_rank_of(rank),
-        }  # fmt: skip
+        local_rank = self._local_rank_of(rank)
+        values = {**self.given, "DEVICE_ID": local_rank}
+        for launcher in LAUNCHERS:
+            values |= {**dict.fromkeys(launcher.rank, rank), **dict.fromkeys(launcher.local_rank, local_rank)}
         names = [name for name in self.given if name not in JOB_VARIABLES]
         if self.table is not None:
             values |= {"DEVICE_ID": self.table.device_ids[rank], "SERVER_ID": self._node_of(rank)}
         else:
             # The node of that rank is unknown.
-            names = [name for name in names if name not in _NODE_VARIABLES]
+            names = [name for name in names if name not in TORCHRUN.node + SLURM.node]
         # `orig_argv` has the interpreter's options, too; an embedded Python leaves it empty.
         program = sys.orig_argv or ["python", *sys.argv]
         command = shlex.join([os.path.basename(program[0]), *program[1:]])
@@ -116,23 +124,18 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
             process has inherited the variables of a rank that started it.
         RankTableError: the rank table breaks a rule.
     """
-    names = (
-        "RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE", "DEVICE_ID", "DEVICE_NUM", "SERVER_ID", "RANK", "WORLD_SIZE",
-        "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", *JOB_VARIABLES,
-    )  # fmt: skip
+    own = launcher_variables(environment)
+    names = (*_TEXTS, "DEVICE_ID", "DEVICE_NUM", "MASTER_PORT", *JOB_VARIABLES)
     # An empty variable counts as unset.
-    given = {name: environment[name] for name in names if environment.get(name)}
+    given = {**{name: environment[name] for name in names if environment.get(name)}, **own}
     _check_not_a_child(environment, given)
-    numbers = {
-        name: _number(name, text)
-        for name, text in given.items()
-        if name not in ("RANK_TABLE_FILE", "MASTER_ADDR", *JOB_VARIABLES)
-    }
-    job = tuple(given[name] for name in JOB_VARIABLES if name in given)
+    numbers = {name: _number(name, text) for name, text in given.items() if name not in (*_TEXTS, *JOB_VARIABLES)}
     port = numbers.get("MASTER_PORT", MASTER_PORT)
-    check_address(given.get("MASTER_ADDR", MASTER_ADDR))
+    job = tuple(given[name] for name in JOB_VARIABLES if name in given)
     # A table states all ranks and their servers, so it takes precedence.
-    if "RANK_TABLE_FILE" in given:
+    is_placed = numbers.keys() & {*TORCHRUN.rank, "DEVICE_ID"} or not own
+    if "RANK_TABLE_FILE" in given and is_placed:
+        check_address(given.get("MASTER_ADDR", MASTER_ADDR))
         path, notes = _found(given["RANK_TABLE_FILE"])
         table = load(path)
         check_servers(table)
@@ -140,16 +143,89 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
         return RankIdentity(
             place, table.world_size, node, table.device_ids[place], port, table, job, given, (*notes, *table.warnings)
         )
-    rank, world_size = _same(numbers, "RANK", "RANK_ID"), _same(numbers, "WORLD_SIZE", "RANK_SIZE")
-    size_name = "WORLD_SIZE" if "WORLD_SIZE" in numbers else "RANK_SIZE"
-    if world_size is None or rank is None:
-        missing = "RANK" if size_name == "WORLD_SIZE" else "RANK_ID, or RANK_TABLE_FILE and DEVICE_ID"
-        told = f"init: {size_name}={world_size} says that {world_size} processes are to be one job"
-        raise LaunchError(f"{told}, but {missing} is not set, so this one does not know its rank. {_run(world_size)}")
-    if not rank < world_size:
-        rank_name = "RANK" if "RANK" in numbers else "RANK_ID"
-        raise LaunchError(f"init: {rank_name}={rank}, but {size_name}={world_size}: ranks are 0 … {world_size - 1}.")
-    return RankIdentity(rank, world_size, _node(numbers, rank), numbers.get("DEVICE_ID"), port, None, job, given)
+    told = _agreed([_told_by(one, numbers) for one in LAUNCHERS if given.keys() & {*one.rank, *one.size}])
+    first = told[0]
+    is_mpi = any(one.launcher.is_mpi for one in told)
+    if not is_mpi:
+        check_address(given.get("MASTER_ADDR", MASTER_ADDR))
+    job += tuple(environment[name] for name in first.launcher.job if environment.get(name))
+    node = _node(numbers, first.rank) if first.launcher is TORCHRUN else 0
+    return RankIdentity(
+        first.rank, first.size, node, numbers.get("DEVICE_ID"), port, None, job, given, told_by=str(first),
+        is_mpi=is_mpi, is_here=all(one.is_here for one in told),
+    )  # fmt: skip
+
+
+class _Told(NamedTuple):
+    """What the variables of one launcher say; a size of 0 is not known.
+
+    Attributes:
+        is_here: whether all ranks may be on this machine.
+        is_one_per_node: whether the processes may be the daemons or the agents of another launcher.
+    """
+
+    launcher: LauncherNames
+    rank_name: str
+    rank: int
+    size_name: str
+    size: int
+    is_here: bool
+    is_one_per_node: bool
+
+    def __str__(self) -> str:
+        name = "MindSpore" if self.rank_name == "RANK_ID" else self.launcher.name
+        return f"{' and '.join(filter(None, (self.rank_name, self.size_name)))} ({name})"
+
+
+def _told_by(launcher: LauncherNames, numbers: Mapping[str, int]) -> _Told:
+    """Return what the variables of a launcher say.
+
+    Raises:
+        LaunchError: one is missing, or contradicts another one.
+    """
+    rank, size = _same(numbers, launcher.rank), _same(numbers, launcher.size)
+    if (rank[1] is None and size[1] != 1) or (size[1] is None and launcher.size):
+        name, number = size if rank[1] is None else rank
+        pairs = dict(zip(launcher.rank + launcher.size, launcher.size + launcher.rank, strict=True))
+        missing = pairs[name]
+        raise LaunchError(
+            f"init: {name}={number} says that this process is one of several, but {missing} is not set. Set {missing}, "
+            f"unset {name} to run this process alone, or start all with one command: simparallel run -n N SCRIPT"
+        )
+    local, node = _same(numbers, launcher.local_rank), _same(numbers, launcher.node[:1])
+    per_node, nodes = _same(numbers, launcher.local_size), _same(numbers, launcher.nodes)
+    for (name, number), (limit_name, limit), below in (
+        (rank, size, 1), (local, per_node, 1), (node, nodes, 1), (per_node, size, 0),
+    ):  # fmt: skip
+        if number is not None and limit is not None and number > limit - below:
+            raise LaunchError(f"init: {name}={number}, but {limit_name}={limit}: {name} is at most {limit - below}.")
+    is_here = nodes[1] in (None, 1) and per_node[1] in (None, size[1])
+    is_one_per_node = size[1] == 1 or per_node[1] == 1 or nodes[1] == size[1]
+    return _Told(launcher, rank[0], rank[1] or 0, size[0], size[1] or 0, is_here, is_one_per_node)
+
+
+def _agreed(told: list[_Told]) -> list[_Told]:
+    """Return what the launchers say that describe the ranks themselves, the first that counts first.
+
+    Raises:
+        LaunchError: two of them contradict each other.
+    """
+    largest = max(one.size for one in told)
+    # mpirun starts a daemon on each node through srun, and a job may have an agent of torchrun on each: ranks inherit
+    # the variables that these were given.
+    first, *rest = [one for one in told if not (one.is_one_per_node and one.size < largest)]
+    found = [first]
+    for other in rest:
+        if (other.rank, other.size) == (first.rank, first.size):
+            found.append(other)
+        elif other.size and not other.is_one_per_node:
+            differ = "size" if other.size != first.size else "rank"
+            names = [f"{getattr(one, f'{differ}_name')}={getattr(one, differ)}" for one in (first, other)]
+            raise LaunchError(
+                f"init: {' and '.join(names)} contradict each other. Start the ranks by one launcher, or unset the "
+                "variables of the other one."
+            )
+    return found
 
 
 def _number(name: str, text: str) -> int:
@@ -159,17 +235,17 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _same(numbers: Mapping[str, int], *names: str) -> int | None:
-    """Return the value of variables that are synonyms; None if none is set."""
+def _same(numbers: Mapping[str, int], names: Sequence[str]) -> tuple[str, int | None]:
+    """Return the first of some synonyms that is set, and its value; ("", None) if none is set."""
     found = {name: numbers[name] for name in names if name in numbers}
     if len(set(found.values())) > 1:
         told = " and ".join(f"{name}={number}" for name, number in found.items())
         raise LaunchError(f"init: {told} contradict each other; unset one of them.")
-    return next(iter(found.values()), None)
+    return next(iter(found.items()), ("", None))
 
 
 def _node(numbers: Mapping[str, int], rank: int) -> int:
-    for name in _NODE_VARIABLES:
+    for name in TORCHRUN.node:
         if name in numbers:
             return numbers[name]
     # The ranks of a node need the same label. Assuming that they are consecutive, take the first one.
@@ -191,7 +267,7 @@ def _found(path: str) -> tuple[str, tuple[str, ...]]:
 
 def _place_in(table: RankTable, numbers: Mapping[str, int]) -> tuple[int, int]:
     """Return (rank, number of its server)."""
-    size = _same(numbers, "WORLD_SIZE", "RANK_SIZE")
+    _, size = _same(numbers, TORCHRUN.size)
     if size not in (None, table.world_size):
         raise LaunchError(f"init: {table.path} has {table.world_size} devices, but WORLD_SIZE or RANK_SIZE is {size}.")
     servers = list(enumerate(table.servers))
@@ -202,7 +278,7 @@ def _place_in(table: RankTable, numbers: Mapping[str, int]) -> tuple[int, int]:
                 f"init: SERVER_ID={numbers['SERVER_ID']}, but {table.path} has {len(table.servers)} servers, "
                 f"0 … {len(table.servers) - 1}."
             )
-    rank, device_id = _same(numbers, "RANK", "RANK_ID"), numbers.get("DEVICE_ID")
+    (_, rank), device_id = _same(numbers, TORCHRUN.rank), numbers.get("DEVICE_ID")
     told = ", ".join(
         f"{name}={numbers[name]}" for name in ("RANK", "RANK_ID", "DEVICE_ID", "SERVER_ID") if name in numbers
     )
@@ -230,10 +306,6 @@ def _place_in(table: RankTable, numbers: Mapping[str, int]) -> tuple[int, int]:
 
 
 # --- machines --------------------------------------------------------------------------------------------
-
-
-def _run(world_size: int | None) -> str:
-    return f"Or start all of them with one command: simparallel run -n {world_size or 'N'} SCRIPT"
 
 
 _OVER_MPI = (
@@ -303,8 +375,8 @@ def _check_not_a_child(environment: Mapping[str, str], given: Mapping[str, str])
     """Refuse a process that a rank has started: it inherits the rank's variables without being the rank."""
     pid, _, mark = environment.get(CHILD_VARIABLE, "").partition(" ")
     if pid.isdecimal() and int(pid) != os.getpid() and mark == mark_of(given):
+        names = [name for launcher in LAUNCHERS for name in launcher.rank + launcher.size if name in given]
         raise LaunchError(
             f"init: this process was started by rank {given.get('RANK')} (pid {pid}), whose variables it inherited, "
-            "and is none of the ranks itself. To run it alone, start it without RANK and WORLD_SIZE, RANK_ID and "
-            "RANK_SIZE."
+            f"and is none of the ranks itself. To run it alone, start it without {', '.join(names)}."
         )

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -35,7 +36,6 @@ from simparallel.runtime.joined.identity import RankIdentity, identify
 from simparallel.runtime.joined.rendezvous import Meeting, meet, tell
 from simparallel.runtime.ranks.leaving import Leaving
 from simparallel.runtime.title import set_name
-from simparallel.world.rank import MPI_VARIABLES
 
 # Long enough to start processes by hand, in one terminal after another.
 MEET_LIMIT_S = 300.0
@@ -250,11 +250,10 @@ def _status_of_zombie(pid: int, pidfd: int) -> int | None:
     return int(fields[49]) if fields[0] == "Z" else None
 
 
-def join(variable: str, count: int, timeout_s: float | None, start_timeout_s: float | None) -> bool:
+def join(timeout_s: float | None, start_timeout_s: float | None) -> bool:
     """Make this process a rank of the job that another launcher started, until the process ends.
 
     Args:
-        variable, count: see `foreign_launcher`.
         timeout_s: seconds that a rank waits for another one; None for 60.
         start_timeout_s: seconds to wait until all processes have arrived; None for 300.
 
@@ -272,10 +271,23 @@ def join(variable: str, count: int, timeout_s: float | None, start_timeout_s: fl
         if value is not None and not value > 0:
             raise InputError(f"init: {name}={value!r} must be a number of seconds above 0.")
     limit_s = timeout_s or DEFAULT_TIMEOUT_S
-    if variable in MPI_VARIABLES:
-        place = _over_mpi(variable, count, limit_s)
-    else:
-        place = _here(limit_s, start_timeout_s or MEET_LIMIT_S)
+    identity = identify(os.environ)
+    # All ranks have the same notes.
+    for note in identity.notes if identity.rank == 0 else ():
+        tell(f"note: {note}")
+    if identity.world_size == 1:
+        return False
+    place = _over_mpi(identity, limit_s) if identity.is_mpi else _here(identity, limit_s, start_timeout_s)
+    if isinstance(place, str):
+        # Without MPI, ranks of one machine still meet in its memory.
+        if not (identity.is_here and identity.world_size):
+            size = identity.world_size
+            started = f"{size} processes, some of them on other machines" if size else "this process"
+            raise LaunchError(
+                f"init: another launcher started {started}, by {identity.told_by}, but {place}. To run all ranks on "
+                f"this machine: simparallel run -n {size or 'N'} SCRIPT"
+            )
+        place = _here(identity, limit_s, start_timeout_s, f", as {place}")
     if place is None:
         return False
     recorder = Recorder(place.transport.rank, describe(place.transport.world_size, nodes=place.nodes))
@@ -298,47 +310,51 @@ class Connection(NamedTuple):
     medium: Medium
 
 
-def _here(timeout_s: float, start_timeout_s: float) -> Connection | None:
-    """Meet the other processes of the job, all on this machine; return None if there are none."""
-    identity = identify(os.environ)
-    # All ranks have the same notes.
-    for note in identity.notes if identity.rank == 0 else ():
-        tell(f"note: {note}")
-    if identity.world_size == 1:
-        return None
+def _here(identity: RankIdentity, timeout_s: float, start_timeout_s: float | None, why: str = "") -> Connection:
+    """Meet the other processes of the job, all on this machine."""
+    _tell_place(identity, f"in the shared memory of this machine{why}")
     faults = parse(os.environ.get(VARIABLE, ""), identity.world_size)
-    meeting = meet(identity, start_timeout_s, tell)
-    settle(identity, meeting)
+    meeting = meet(identity, start_timeout_s or MEET_LIMIT_S, tell)
+    settle(identity, identity.rank, meeting.nodes, meeting.device_ids)
     transport = JoinedTransport(meeting, identity.rank, timeout_s, faults=faults_of(faults, identity.rank))
     return Connection(transport, meeting.nodes, SHARED_MEMORY)
 
 
-def _over_mpi(variable: str, count: int, timeout_s: float) -> Connection | None:
-    """Meet the other processes over MPI; return None if there are none, and the launcher stated no number."""
-    told = f"init: {variable}={os.environ[variable]} says that another launcher started "
-    told += f"{count} processes" if count else "this process"
-    table = os.environ.get("RANK_TABLE_FILE")
-    ranks = f"--rank-table {table}" if table else f"-n {count or 'N'}"
-    way_out = f"Start the script with: simparallel run {ranks} SCRIPT"
+def _over_mpi(identity: RankIdentity, timeout_s: float) -> Connection | str | None:
+    """Meet the other processes over MPI.
+
+    Returns:
+        Why MPI does not connect them; None if there are none, and the launcher stated no number.
+    """
     # Not before it is needed: `world` imports mpi4py, which starts MPI.
     from simparallel.comm.mpi import transport as mpi
     from simparallel.comm.mpi.medium import MPI_MESSAGES
 
     if not mpi.is_available():
-        raise LaunchError(f'{told}, but without mpi4py each would run alone: pip install ".[mpi]". {way_out}')
+        return "mpi4py is not installed (pip install mpi4py)"
     everyone = mpi.world()
-    if everyone.size > 1:
-        # A duplicate, so that our messages and those of a script that uses mpi4py itself cannot meet.
-        return Connection(mpi.MpiTransport(everyone.Dup(), timeout_s), mpi.nodes_of(everyone), MPI_MESSAGES)
-    if count == 0:
-        return None
-    raise LaunchError(
-        f"{told}, but MPI knows of this process only: mpi4py uses another MPI library than the launcher, or srun was "
-        f"not given --mpi=pmix. {way_out}"
-    )
+    if everyone.size == 1:
+        reason = "MPI knows of this process only: mpi4py uses another MPI library than the launcher, or srun was not "
+        return f"{reason}given --mpi=pmix" if identity.world_size else None
+    if identity.world_size not in (0, everyone.size):
+        raise LaunchError(
+            f"init: {identity.world_size} processes are to be one job by {identity.told_by}, but MPI knows of "
+            f"{everyone.size}. Start the ranks by one launcher, or unset the variables of the other one."
+        )
+    nodes = mpi.nodes_of(everyone)
+    where = f"over MPI, on {len(nodes)} machine{'s' * (len(nodes) > 1)}"
+    _tell_place(replace(identity, rank=everyone.rank, world_size=everyone.size), where)
+    settle(identity, everyone.rank, nodes)
+    # A duplicate, so that our messages and those of a script that uses mpi4py itself cannot meet.
+    return Connection(mpi.MpiTransport(everyone.Dup(), timeout_s), nodes, MPI_MESSAGES)
 
 
-def settle(identity: RankIdentity, meeting: Meeting) -> None:
+def _tell_place(identity: RankIdentity, where: str) -> None:
+    if identity.rank == 0:
+        tell(f"rank 0 of {identity.world_size} by {identity.told_by}; the ranks meet {where}")
+
+
+def settle(identity: RankIdentity, rank: int, nodes: Sequence[Sequence[int]], device_ids: Sequence[int] = ()) -> None:
     """Set this process's environment variables to those of its rank, under the names of all launchers."""
     masters = {name: identity.given[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in identity.given}
-    os.environ.update(variables(identity.rank, meeting.nodes, meeting.device_ids, masters))
+    os.environ.update(variables(rank, nodes, device_ids, masters))
