@@ -9,6 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
+import platform
 import signal
 import sys
 from collections.abc import Iterator
@@ -78,7 +79,12 @@ def memory_size_bytes() -> int:
 
 def missing_for_processes() -> str:
     """Return why device processes cannot run on this system; "" if they can."""
-    return "" if hasattr(os, "fork") else "this system has no fork"
+    return "" if hasattr(os, "fork") else f"device processes do not run on {platform.system() or sys.platform}"
+
+
+def can_fork() -> bool:
+    """Return whether a process may go on after a fork without exec, which system libraries of macOS do not allow."""
+    return hasattr(os, "fork") and sys.platform != "darwin"
 
 
 def try_lock(file: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""A device process: it is forked from the host and serves as one rank, run after run, until the launcher ends it."""
+"""A device process: it is started by the host and serves as one rank, run after run, until the launcher ends it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import select
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
 from typing import Any, TextIO
 
 import cloudpickle
@@ -47,7 +48,7 @@ _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 @dataclass
 class Wiring:
-    """Descriptors and settings that reach a device from the launcher through the host's exec and fork."""
+    """Descriptors and settings that reach a device from the launcher through the host's exec and its start method."""
 
     segment_fd: int
     # The read end; its write end is in the launcher.
@@ -56,21 +57,42 @@ class Wiring:
     connection_fds: list[int]
     # For the host alone.
     control_fd: int
+    # How the host starts devices: "fork", or "spawn", which starts new interpreters.
+    start_method: str
     world_size: int
     blas_threads: int
     path: list[str]
     nodes: list[list[int]]
     device_ids: list[int]
     environment: dict[str, str]
+    # The read end of a pipe whose write end is in the host, and descriptors that a fork must not keep.
+    host_life_fd: int = -1
+    only_of_host: list[int] = field(default_factory=list)
+
+    def of_spawned(self, rank: int) -> Wiring:
+        """Return what a spawned process gets: the descriptors of its rank, with -1 in place of the others'."""
+        logs, connections = ([_Inherited(fd) if i == rank else -1 for i, fd in enumerate(fds)]
+                             for fds in (self.log_fds, self.connection_fds))  # fmt: skip
+        return replace(
+            self, segment_fd=_Inherited(self.segment_fd), life_fd=_Inherited(self.life_fd),
+            host_life_fd=_Inherited(self.host_life_fd), log_fds=logs, connection_fds=connections, only_of_host=[],
+        )  # fmt: skip
 
 
-def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid: int) -> None:
+class _Inherited(int):
+    """The number of a descriptor; pickled for a process that is being spawned, it has that process inherit it."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        DupFd(int(self))
+        return int, (int(self),)
+
+
+def device_main(rank: int, wiring: Wiring, host_pid: int) -> None:
     """Set the process up, then serve runs. Never returns.
 
     Args:
         rank: the rank of this process.
         wiring: the inherited descriptors.
-        host_life: pipe whose write end only the host keeps open.
         host_pid: pid of the host, to detect that it died before this process began to watch it.
     """
     # The order matters: output goes to the rank's own log before anything can be printed, and the watch over the host
@@ -79,18 +101,20 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
     streams = Streams()
     try:
         forget_the_hosts()
-        _take_own_descriptors(rank, wiring, host_life)
+        # A forked process has the host's handlers.
+        log_of_host = None if wiring.start_method == "fork" else open(os.dup(2), "w", encoding="utf-8")
+        _take_own_descriptors(rank, wiring)
         streams.renew()
         faulthandler.enable(file=sys.stderr)
         # `kill -USR1 PID` writes the stack of every thread to the log.
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-        _die_with_parent(wiring.life_fd, host_life[0], host_pid)
-        log_records.begin()
+        _die_with_parent(wiring.life_fd, wiring.host_life_fd, host_pid)
+        log_records.begin(log_of_host)
         _set_variables(rank, wiring)
         set_program(rank, wiring.world_size)
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
-        _serve(rank, wiring, interrupts, streams, host_life[0])
+        _serve(rank, wiring, interrupts, streams)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -150,14 +174,14 @@ class ToLauncher:
         self.send(pickling.dumps(note))
 
 
-def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams, host_life: int) -> None:
+def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) -> None:
     connection = Connection(wiring.connection_fds[rank])
     launcher = ToLauncher(connection)
     segment = SharedSegment(wiring.world_size, fd=wiring.segment_fd)
     arena = Arena(segment, rank)
     last: Communicator | None = None
     imported = Imported()
-    fork = Fork(partial(_die_with_parent, wiring.life_fd, host_life))
+    fork = Fork(partial(_die_with_parent, wiring.life_fd, wiring.host_life_fd))
     shown.deliver = lambda png: launcher.tell({"kind": "figure", "rank": rank, "png": png})
     launcher.tell({"kind": "ready", "pid": os.getpid()})
     while True:
@@ -313,18 +337,19 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _take_own_descriptors(rank: int, wiring: Wiring, host_life: tuple[int, int]) -> None:
-    # Only the host may hold the write end, otherwise its death would go unnoticed.
-    os.close(host_life[1])
-    os.close(wiring.control_fd)
+def _take_own_descriptors(rank: int, wiring: Wiring) -> None:
+    # Only the host may hold the write end of its pipe, otherwise its death would go unnoticed.
+    for fd in wiring.only_of_host:
+        os.close(fd)
     # Descriptors, not only `sys.stdout`: C libraries and child processes write to 1 and 2.
     os.dup2(wiring.log_fds[rank], 1)
     os.dup2(wiring.log_fds[rank], 2)
     for fd in wiring.log_fds:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
     # A connection reaches its end of file only when no process holds the rank's end open.
     for other, fd in enumerate(wiring.connection_fds):
-        if other != rank:
+        if other != rank and fd >= 0:
             os.close(fd)
 
 

@@ -1,8 +1,9 @@
-"""The host process: a clean interpreter that forks the device processes and watches over them.
+"""The host process: a clean interpreter that starts the device processes and watches over them.
 
 It is started by exec, so that it contains neither data nor threads of the user's program. It imports
 the modules that devices need, wraps the log handlers with multiprocessing-logging, forks, and then only
-waits. It never runs user code.
+waits. Where a fork is not safe it spawns the devices: each is a new interpreter that inherits the same
+descriptors. It never runs user code.
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ import warnings
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TextIO
+from typing import Any
 
 from simparallel.base import blas
 from simparallel.comm.memory.memfd import is_disabled
 from simparallel.comm.memory.segment import SharedSegment
+from simparallel.runtime.ranks import log_records
 from simparallel.runtime.ranks.device import Wiring, device_main
 from simparallel.runtime.title import set_title
 
 # Modules that functions on devices are likely to use: imported once here instead of once in every device.
 PRELOADED = ("simparallel.nn", "simparallel.optim", "simparallel.data", "simparallel.parallel", "numpy.random")
-LOG_FORMAT = "%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"
 LOG = "simparallel.host"
-_WAKE_UP = "simparallel.host.wake-up"
 GRACE_S = 2.0
 
 
@@ -51,13 +51,15 @@ def main(config_fd: int) -> None:
     # A launcher may have blocked signals, and exec keeps the mask.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     multiprocessing.current_process().name = "host"
+    multiprocessing.set_start_method(wiring.start_method)
     log = logging.getLogger(LOG)
-    for room in PRELOADED:
-        import_module(room)
-    # Detect the BLAS once here instead of once in every device.
-    blas.core()
-    _gather_records()
-    devices, host_life = _fork(wiring)
+    if wiring.start_method == "fork":
+        for room in PRELOADED:
+            import_module(room)
+        # Detect the BLAS once here instead of once in every device.
+        blas.core()
+    _gather_records(wiring.start_method)
+    devices, host_life = _start(wiring)
     control = Connection(wiring.control_fd)
     log.info("%d device processes: %s", wiring.world_size, ", ".join(str(d.pid) for d in devices))
     try:
@@ -71,14 +73,14 @@ def main(config_fd: int) -> None:
     os._exit(0)
 
 
-def _gather_records() -> None:
+def _gather_records(start_method: str) -> None:
     """Send the log records of this process and of every device to one stream: scheduler.log."""
-    multiprocessing.set_start_method("fork")
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    handler = _MergedLog(sys.stderr)
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    root.addHandler(handler)
+    root.addHandler(log_records.MergedLog(sys.stderr))
+    if start_method == "spawn":
+        # A spawned device inherits the stream. A queue would need named semaphores, which outlive a kill.
+        return
     from multiprocessing_logging import install_mp_handler
 
     try:
@@ -101,28 +103,21 @@ def _close_log() -> None:
     logging.shutdown()
 
 
-class _MergedLog(logging.StreamHandler[TextIO]):
-    """A stream handler that skips the record that only wakes the receiver."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name != _WAKE_UP:
-            super().emit(record)
-
-
 def _wake(records: Any) -> None:
-    last = logging.LogRecord(_WAKE_UP, logging.INFO, __file__, 0, "", (), None)
+    last = logging.LogRecord(log_records.WAKE_UP, logging.INFO, __file__, 0, "", (), None)
     # The receiver woke by itself and has closed its queue.
     with contextlib.suppress(ValueError, OSError):
         records.put(last)
 
 
-def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
-    """Fork all devices; return them and the write end of the host's life pipe.
+def _start(wiring: Wiring) -> tuple[list[BaseProcess], int]:
+    """Start all devices; return them and the write end of the host's life pipe.
 
     No record may be logged before the last fork: a device would inherit the log's locks in use.
     """
-    host_life = os.pipe()
-    context = multiprocessing.get_context("fork")
+    wiring.host_life_fd, host_life = os.pipe()
+    wiring.only_of_host = [wiring.control_fd, host_life]
+    context: Any = multiprocessing.get_context(wiring.start_method)
     devices: list[BaseProcess] = []
     with warnings.catch_warnings():
         # The only other thread is the idle receiver of multiprocessing-logging.
@@ -130,7 +125,8 @@ def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
         # The devices' garbage collectors skip these objects, so that their pages stay shared.
         gc.freeze()
         for rank in range(wiring.world_size):
-            arguments = (rank, wiring, host_life, os.getpid())
+            own = wiring if wiring.start_method == "fork" else wiring.of_spawned(rank)
+            arguments = (rank, own, os.getpid())
             device = context.Process(target=device_main, args=arguments, name=f"rank {rank}")
             try:
                 device.start()
@@ -141,10 +137,10 @@ def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
                 raise
             devices.append(device)
     # These belong to the devices: a connection must end with its device.
-    os.close(host_life[0])
+    os.close(wiring.host_life_fd)
     for fd in (*wiring.log_fds, *wiring.connection_fds):
         os.close(fd)
-    return devices, host_life[1]
+    return devices, host_life
 
 
 def _death_of(pid: int | None) -> int | None:
