@@ -131,7 +131,9 @@ def main(
         },
     )
     written.append(run_folder.write_metrics(directory, many.trace, many.metrics, numbers))
-    written += [directory / "scheduler.log", *(directory / f"worker_{rank}.log" for rank in range(world_size))]
+    # Ranks that are threads have no logs.
+    logs = [directory / "scheduler.log", *(directory / f"worker_{rank}.log" for rank in range(world_size))]
+    written += [path for path in logs if path.exists()]
     print("\nwritten:", *written, sep="\n  ")
     print("Open trace.json at https://ui.perfetto.dev; timeline.png shows two steps of it in simulated time.")
     return numbers

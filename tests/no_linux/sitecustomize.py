@@ -1,11 +1,9 @@
 """Make this project's code believe that it runs on macOS or Windows: set NO_LINUX to "darwin" or "win32".
 
-With this folder on PYTHONPATH, Python imports the file when it starts, and so do all processes that it starts. Modules of
-the project, scripts and lessons then get stand-ins for `sys`, `os`, `signal` and others, in which the platform has
+With this folder on PYTHONPATH, Python imports the file when it starts, and so do all processes that it starts. Modules
+of the project, scripts and lessons then get stand-ins for `sys`, `os`, `signal` and others, in which the platform has
 the other name, and every name is missing that typeshed says that system lacks. The standard library and installed
 packages get the real modules, which know Linux alone.
-
-`NO_LINUX_GONE` in the environment names further attributes, such as "os.fork", that are taken away.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import io
 import os
 import sys
 import sysconfig
@@ -24,9 +23,9 @@ from typing import Any
 
 SYSTEM = os.environ.get("NO_LINUX", "")
 # Modules whose names differ from system to system.
-MODULES = ("sys", "os", "signal", "mmap", "socket", "select", "time", "stat", "errno", "faulthandler", "asyncio",
-           "fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "syslog", "posix", "readline", "curses", "crypt",
-           "msvcrt", "winreg")  # fmt: skip
+MODULES = ("sys", "platform", "os", "signal", "mmap", "socket", "select", "time", "stat", "errno", "faulthandler",
+           "asyncio", "fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "syslog", "posix", "readline",
+           "curses", "crypt", "msvcrt", "winreg")  # fmt: skip
 INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 # Windows backs every anonymous mapping by memory or its paging file: what a laptop may have left.
 COMMIT_LIMIT_BYTES = 8 << 30
@@ -126,6 +125,13 @@ def _lock(fd: int, mode: int, size: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def _refused(file: Any, call: Any, *args: Any, **settings: Any) -> Any:
+    """Call with a file, unless it is of Linux's kernel."""
+    if str(file).startswith(("/proc", "/sys", "/dev/shm")):
+        raise FileNotFoundError(2, "No such file or directory", file)
+    return call(file, *args, **settings)
+
+
 @cache
 def stand_in(name: str) -> types.ModuleType | None:
     """Return what the project's code gets for a module; None for one that the other system lacks."""
@@ -136,15 +142,15 @@ def stand_in(name: str) -> types.ModuleType | None:
     if not names_of(name, SYSTEM):
         return None
     real = importlib.import_module(name)
-    gone = lacking(name) | {
-        attribute
-        for module, _, attribute in (each.rpartition(".") for each in os.environ.get("NO_LINUX_GONE", "").split(","))
-        if module == name
+    changed: dict[str, dict[str, Any]] = {
+        "sys": {"platform": SYSTEM},
+        "platform": {"system": lambda: {"darwin": "Darwin", "win32": "Windows"}[SYSTEM]},
+        "os": {"listdir": lambda folder=".": _refused(folder, os.listdir)},
     }
-    changed: dict[str, Any] = {"sys": {"platform": SYSTEM}}.get(name, {})
     if SYSTEM == "win32":
-        changed |= {"os": {"name": "nt"}, "mmap": {"mmap": WindowsMmap}}.get(name, {})
-    return StandIn(real, frozenset(gone), **changed)
+        changed["os"]["name"] = "nt"
+        changed["mmap"] = {"mmap": WindowsMmap}
+    return StandIn(real, lacking(name), **changed.get(name, {}))
 
 
 def is_ours(names: Any) -> bool:
@@ -159,22 +165,34 @@ def begin() -> None:
     real_import = builtins.__import__
     own = globals()
 
-    def imported(name: str, names: Any = None, local: Any = None, given: Any = (), level: int = 0) -> Any:
+    def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         root, _, rest = name.partition(".")
+        names, given = globals, fromlist
         if level == 0 and root in MODULES and names is not own and is_ours(names):
             found = stand_in(root)
             if found is None:
                 raise ModuleNotFoundError(f"No module named {root!r} on {SYSTEM}", name=root)
             if rest and given:
-                return real_import(name, names, local, given, level)
+                return real_import(name, globals, locals, fromlist, level)
             for each in given or ():
                 # `from os import fork` has to be an ImportError.
                 if each != "*" and not hasattr(found, each):
                     raise ImportError(f"cannot import name {each!r} from {root!r} on {SYSTEM}", name=root)
             return found
-        return real_import(name, names, local, given, level)
+        return real_import(name, globals, locals, fromlist, level)
 
     builtins.__import__ = imported
+    real_open = io.open
+
+    def opened(file: Any, *args: Any, **settings: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals["__name__"] == "pathlib":
+            frame = frame.f_back
+        if is_ours(frame.f_globals):
+            return _refused(file, real_open, *args, **settings)
+        return real_open(file, *args, **settings)
+
+    builtins.open = io.open = opened
     if SYSTEM == "win32":
         import ctypes
 

@@ -44,7 +44,7 @@ TRANSPORTS = ("shm", "inline")
 
 
 @cache
-def _usual_transport() -> str:
+def usual_transport() -> str:
     """Return "shm" where device processes can run, else "inline", after a line that says so once."""
     if not (missing := missing_for_processes()):
         return "shm"
@@ -167,8 +167,8 @@ class Cluster:
 
     # Runs a program in place of the ranks: (call, settings of the run) -> outcomes; see `simulate.dry_run`.
     instead: ClassVar[Callable[..., list[Outcome]] | None] = None
-    # Whether each rank of a run is a process of its own, forked from the warm one, or a new one where a fork is not safe:
-    # then no run sees what an earlier one changed in its process. Not on GPUs, which a forked process cannot use.
+    # Whether each rank of a run is a process of its own, forked from the warm one or, where it is unsafe, new: then no
+    # run sees what an earlier one changed in its process. Not on GPUs, which a forked process cannot use.
     forks = False
     # Tools around the programs of all runs; see `running`.
     around: ClassVar[tuple[Around, ...]] = ()
@@ -201,7 +201,7 @@ class Cluster:
     ) -> None:
         if transport is None:
             # A dry run has no ranks.
-            transport = _usual_transport() if self.instead is None else "shm"
+            transport = usual_transport() if self.instead is None else "shm"
         if transport not in TRANSPORTS:
             mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")

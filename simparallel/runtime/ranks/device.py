@@ -6,16 +6,18 @@ import contextlib
 import errno
 import faulthandler
 import io
+import json
 import linecache
+import multiprocessing
 import os
 import select
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
 from typing import Any, TextIO
 
 import cloudpickle
@@ -65,34 +67,30 @@ class Wiring:
     nodes: list[list[int]]
     device_ids: list[int]
     environment: dict[str, str]
-    # The read end of a pipe whose write end is in the host, and descriptors that a fork must not keep.
-    host_life_fd: int = -1
-    only_of_host: list[int] = field(default_factory=list)
-
-    def of_spawned(self, rank: int) -> Wiring:
-        """Return what a spawned process gets: the descriptors of its rank, with -1 in place of the others'."""
-        logs, connections = ([_Inherited(fd) if i == rank else -1 for i, fd in enumerate(fds)]
-                             for fds in (self.log_fds, self.connection_fds))  # fmt: skip
-        return replace(
-            self, segment_fd=_Inherited(self.segment_fd), life_fd=_Inherited(self.life_fd),
-            host_life_fd=_Inherited(self.host_life_fd), log_fds=logs, connection_fds=connections, only_of_host=[],
-        )  # fmt: skip
 
 
-class _Inherited(int):
-    """The number of a descriptor; pickled for a process that is being spawned, it has that process inherit it."""
-
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        DupFd(int(self))
-        return int, (int(self),)
+def read_config(config_fd: int) -> dict[str, Any]:
+    """Return the launcher's JSON with the wiring in it, from a file that several processes read."""
+    return json.loads(os.pread(config_fd, os.fstat(config_fd).st_size, 0))
 
 
-def device_main(rank: int, wiring: Wiring, host_pid: int) -> None:
+def main(config_fd: int, rank: int, host_life_fd: int, host_pid: int) -> None:
+    """Run a device that the host has spawned, with descriptors of its own rank alone."""
+    wiring = Wiring(**read_config(config_fd)["wiring"])
+    os.close(config_fd)
+    sys.path[:] = wiring.path
+    multiprocessing.current_process().name = f"rank {rank}"
+    device_main(rank, wiring, host_life_fd, host_pid, ())
+
+
+def device_main(rank: int, wiring: Wiring, host_life_fd: int, host_pid: int, others: Collection[int]) -> None:
     """Set the process up, then serve runs. Never returns.
 
     Args:
         rank: the rank of this process.
         wiring: the inherited descriptors.
+        host_life_fd: the read end of a pipe whose write end only the host keeps open.
+        others: inherited descriptors that belong to the host and to other ranks.
         host_pid: pid of the host, to detect that it died before this process began to watch it.
     """
     # The order matters: output goes to the rank's own log before anything can be printed, and the watch over the host
@@ -102,19 +100,19 @@ def device_main(rank: int, wiring: Wiring, host_pid: int) -> None:
     try:
         forget_the_hosts()
         # A forked process has the host's handlers.
-        log_of_host = None if wiring.start_method == "fork" else open(os.dup(2), "w", encoding="utf-8")
-        _take_own_descriptors(rank, wiring)
+        log_of_host = None if wiring.start_method == "fork" else os.fdopen(os.dup(2), "w", encoding="utf-8")
+        _take_own_descriptors(wiring.log_fds[rank], others)
         streams.renew()
         faulthandler.enable(file=sys.stderr)
         # `kill -USR1 PID` writes the stack of every thread to the log.
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-        _die_with_parent(wiring.life_fd, wiring.host_life_fd, host_pid)
+        _die_with_parent(wiring.life_fd, host_life_fd, host_pid)
         log_records.begin(log_of_host)
         _set_variables(rank, wiring)
         set_program(rank, wiring.world_size)
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
-        _serve(rank, wiring, interrupts, streams)
+        _serve(rank, wiring, interrupts, streams, host_life_fd)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -174,14 +172,14 @@ class ToLauncher:
         self.send(pickling.dumps(note))
 
 
-def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) -> None:
+def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams, host_life: int) -> None:
     connection = Connection(wiring.connection_fds[rank])
     launcher = ToLauncher(connection)
     segment = SharedSegment(wiring.world_size, fd=wiring.segment_fd)
     arena = Arena(segment, rank)
     last: Communicator | None = None
     imported = Imported()
-    fork = Fork(partial(_die_with_parent, wiring.life_fd, wiring.host_life_fd))
+    fork = Fork(partial(_die_with_parent, wiring.life_fd, host_life))
     shown.deliver = lambda png: launcher.tell({"kind": "figure", "rank": rank, "png": png})
     launcher.tell({"kind": "ready", "pid": os.getpid()})
     while True:
@@ -337,20 +335,14 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _take_own_descriptors(rank: int, wiring: Wiring) -> None:
-    # Only the host may hold the write end of its pipe, otherwise its death would go unnoticed.
-    for fd in wiring.only_of_host:
-        os.close(fd)
+def _take_own_descriptors(log_fd: int, others: Collection[int]) -> None:
     # Descriptors, not only `sys.stdout`: C libraries and child processes write to 1 and 2.
-    os.dup2(wiring.log_fds[rank], 1)
-    os.dup2(wiring.log_fds[rank], 2)
-    for fd in wiring.log_fds:
-        if fd >= 0:
-            os.close(fd)
-    # A connection reaches its end of file only when no process holds the rank's end open.
-    for other, fd in enumerate(wiring.connection_fds):
-        if other != rank and fd >= 0:
-            os.close(fd)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    # Only the host may hold the write end of its pipe, otherwise its death would go unnoticed, and a connection reaches
+    # its end of file only when no process holds the rank's end open.
+    for fd in (log_fd, *others):
+        os.close(fd)
 
 
 def _die_with_parent(launcher_life: int, host_life: int, parent: int) -> None:

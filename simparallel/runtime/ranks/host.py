@@ -15,6 +15,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,22 +26,24 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from simparallel.base import blas
+from simparallel.base.callsite import PACKAGE
 from simparallel.comm.memory.memfd import is_disabled
 from simparallel.comm.memory.segment import SharedSegment
 from simparallel.runtime.ranks import log_records
-from simparallel.runtime.ranks.device import Wiring, device_main
+from simparallel.runtime.ranks.device import Wiring, device_main, read_config
 from simparallel.runtime.title import set_title
 
 # Modules that functions on devices are likely to use: imported once here instead of once in every device.
 PRELOADED = ("simparallel.nn", "simparallel.optim", "simparallel.data", "simparallel.parallel", "numpy.random")
 LOG = "simparallel.host"
 GRACE_S = 2.0
+# Time between looks at the processes where no descriptor tells of their deaths.
+LOOK_S = 0.02
 
 
 def main(config_fd: int) -> None:
     """Run the host; `config_fd` is a file with the launcher's JSON."""
-    with open(config_fd, "rb") as file:
-        config = json.loads(file.read())
+    config = read_config(config_fd)
     wiring = Wiring(**config["wiring"])
     sys.path[:] = wiring.path
     set_title(f"simparallel host of {wiring.world_size} ranks, started by process {config['launcher_pid']}")
@@ -51,15 +54,18 @@ def main(config_fd: int) -> None:
     # A launcher may have blocked signals, and exec keeps the mask.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     multiprocessing.current_process().name = "host"
-    multiprocessing.set_start_method(wiring.start_method)
     log = logging.getLogger(LOG)
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    root.addHandler(log_records.MergedLog(sys.stderr))
     if wiring.start_method == "fork":
         for room in PRELOADED:
             import_module(room)
         # Detect the BLAS once here instead of once in every device.
         blas.core()
-    _gather_records(wiring.start_method)
-    devices, host_life = _start(wiring)
+        _gather_records(root)
+    devices, host_life = _start(wiring, config_fd)
+    os.close(config_fd)
     control = Connection(wiring.control_fd)
     log.info("%d device processes: %s", wiring.world_size, ", ".join(str(d.pid) for d in devices))
     try:
@@ -73,14 +79,9 @@ def main(config_fd: int) -> None:
     os._exit(0)
 
 
-def _gather_records(start_method: str) -> None:
-    """Send the log records of this process and of every device to one stream: scheduler.log."""
-    root = logging.getLogger()
-    root.setLevel(logging.INFO)
-    root.addHandler(log_records.MergedLog(sys.stderr))
-    if start_method == "spawn":
-        # A spawned device inherits the stream. A queue would need named semaphores, which outlive a kill.
-        return
+def _gather_records(root: logging.Logger) -> None:
+    """Send the log records of this process and of every device that it will fork to one stream: scheduler.log."""
+    multiprocessing.set_start_method("fork")
     from multiprocessing_logging import install_mp_handler
 
     try:
@@ -110,35 +111,67 @@ def _wake(records: Any) -> None:
         records.put(last)
 
 
-def _start(wiring: Wiring) -> tuple[list[BaseProcess], int]:
+class SpawnedDevice(subprocess.Popen[bytes]):
+    """A device that is a new interpreter, with what the host uses of a `multiprocessing.Process`.
+
+    It inherits the descriptors of its rank, and as standard error the log of all ranks, to which it adds its records.
+    """
+
+    def __init__(self, rank: int, wiring: Wiring, config_fd: int, host_life_fd: int) -> None:
+        numbers = config_fd, rank, host_life_fd, os.getpid()
+        code = (
+            f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); "
+            f"from simparallel.runtime.ranks.device import main; main{numbers}"
+        )
+        own = wiring.segment_fd, wiring.life_fd, wiring.log_fds[rank], wiring.connection_fds[rank]
+        super().__init__([sys.executable, "-P", "-c", code], pass_fds=[config_fd, host_life_fd, *own])
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.poll()
+
+    def is_alive(self) -> bool:
+        return self.poll() is None
+
+    def join(self, limit_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(limit_s)
+
+
+Device = BaseProcess | SpawnedDevice
+
+
+def _start(wiring: Wiring, config_fd: int) -> tuple[list[Device], int]:
     """Start all devices; return them and the write end of the host's life pipe.
 
     No record may be logged before the last fork: a device would inherit the log's locks in use.
     """
-    wiring.host_life_fd, host_life = os.pipe()
-    wiring.only_of_host = [wiring.control_fd, host_life]
-    context: Any = multiprocessing.get_context(wiring.start_method)
-    devices: list[BaseProcess] = []
+    life, host_life = os.pipe()
+    of_devices = {*wiring.log_fds, *wiring.connection_fds}
+    devices: list[Device] = []
     with warnings.catch_warnings():
         # The only other thread is the idle receiver of multiprocessing-logging.
         warnings.simplefilter("ignore", DeprecationWarning)
         # The devices' garbage collectors skip these objects, so that their pages stay shared.
         gc.freeze()
         for rank in range(wiring.world_size):
-            own = wiring if wiring.start_method == "fork" else wiring.of_spawned(rank)
-            arguments = (rank, own, os.getpid())
-            device = context.Process(target=device_main, args=arguments, name=f"rank {rank}")
             try:
-                device.start()
+                if wiring.start_method == "fork":
+                    own = {wiring.log_fds[rank], wiring.connection_fds[rank]}
+                    others = {config_fd, wiring.control_fd, host_life, *of_devices} - own
+                    arguments = (rank, wiring, life, os.getpid(), others)
+                    process = multiprocessing.Process(target=device_main, args=arguments, name=f"rank {rank}")
+                    process.start()
+                    devices.append(process)
+                else:
+                    devices.append(SpawnedDevice(rank, wiring, config_fd, life))
             except BaseException:
                 # No more processes or memory. The launcher shows this traceback.
                 for started in devices:
                     started.kill()
                 raise
-            devices.append(device)
     # These belong to the devices: a connection must end with its device.
-    os.close(wiring.host_life_fd)
-    for fd in (*wiring.log_fds, *wiring.connection_fds):
+    for fd in (life, *of_devices):
         os.close(fd)
     return devices, host_life
 
@@ -156,35 +189,32 @@ def _death_of(pid: int | None) -> int | None:
         return None
 
 
-def _watch(
-    devices: list[BaseProcess], control: Connection, wiring: Wiring, launcher_pid: int, log: logging.Logger
-) -> None:
+def _watch(devices: list[Device], control: Connection, wiring: Wiring, launcher_pid: int, log: logging.Logger) -> None:
     """Report each device that ends, at once, until the launcher closes its end of `control` or dies."""
     segment = SharedSegment(wiring.world_size, fd=wiring.segment_fd)
-    alive = {_death_of(device.pid) or device.sentinel: (rank, device) for rank, device in enumerate(devices)}
-    launcher = _death_of(launcher_pid) or wiring.life_fd
-    # The launcher may have died before we began to watch it.
-    if os.getppid() != launcher_pid:
-        return
-    while True:
-        # A set, because without pidfds the last two are the same descriptor.
-        ready = wait({*alive, control, wiring.life_fd, launcher})
-        for sentinel in [s for s in ready if s in alive]:
-            rank, device = alive.pop(sentinel)
-            device.join()
+    alive = dict(enumerate(devices))
+    deaths = {rank: _death_of(device.pid) for rank, device in alive.items()}
+    launcher = _death_of(launcher_pid)
+    limit_s = LOOK_S if None in (*deaths.values(), launcher) else None
+    # Also a launcher that died before we began to watch it.
+    while os.getppid() == launcher_pid:
+        ready = wait([fd for fd in (*deaths.values(), launcher, control, wiring.life_fd) if fd is not None], limit_s)
+        for rank, device in list(alive.items()):
+            if (code := device.exitcode) is None:
+                continue
             # First into shared memory, which ranks in a collective poll; only then to the launcher.
-            code = device.exitcode or 0
+            del alive[rank], deaths[rank]
             segment.words[segment.map.exit_of(rank)] = code if code < 0 else code + 1
             log.info("rank %d (pid %d) ended with %d", rank, device.pid, code)
             _tell_exit(control, rank, code)
         if launcher in ready or wiring.life_fd in ready:
-            # Devices watch pipes by themselves, which may stay open, see `_death_of`.
-            for _, device in alive.values():
-                device.kill()
-            return
+            break
         # The launcher sends nothing here, so a readable end means that it has closed its own.
         if control in ready:
             return
+    # Devices watch pipes by themselves, which may stay open, see `_death_of`.
+    for device in alive.values():
+        device.kill()
 
 
 def _tell_exit(control: Connection, rank: int, code: int) -> None:
@@ -195,7 +225,7 @@ def _tell_exit(control: Connection, rank: int, code: int) -> None:
         return
 
 
-def _end(devices: list[BaseProcess]) -> None:
+def _end(devices: list[Device]) -> None:
     """Wait `GRACE_S` for the devices to end, then kill the rest."""
     _wait_all(devices, GRACE_S)
     for device in devices:
@@ -204,7 +234,7 @@ def _end(devices: list[BaseProcess]) -> None:
     _wait_all(devices, GRACE_S)
 
 
-def _wait_all(devices: list[BaseProcess], limit_s: float) -> None:
+def _wait_all(devices: list[Device], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     for device in devices:
         if device.is_alive():

@@ -14,7 +14,6 @@ import logging
 import multiprocessing
 import multiprocessing.util
 import os
-import signal
 import sys
 import threading
 import time
@@ -54,8 +53,9 @@ def run_program(name: str, arguments: list[str], with_local_rank: bool = False, 
     """
     pid = os.getpid()
     run_script(name, arguments, with_local_rank, is_module)
-    # In a process that the script forked, the threads and child processes are its parent's.
-    if os.getpid() != pid:
+    # In a process that the script forked, the threads and child processes are its parent's; those of a rank that is a
+    # thread are the process's.
+    if os.getpid() != pid or threading.current_thread() is not threading.main_thread():
         return
     communicator = current()
     limit_s = communicator.transport.timeout_s
