@@ -18,6 +18,7 @@ import cloudpickle
 from simparallel.base import pickling
 from simparallel.base.callsite import cell_of, is_inside, place
 from simparallel.base.files import write_atomically
+from simparallel.base.system import KILL
 from simparallel.base.units import format_ranks
 from simparallel.clock.recording import Recorded
 from simparallel.comm.diagnosis import unreceived
@@ -207,7 +208,7 @@ def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dic
         summary, code = "process ended; the host process, which would know how, does not answer", 1
     elif exit_code < 0:
         name = signal.Signals(-exit_code).name
-        often = ", often the out-of-memory killer" if exit_code == -signal.SIGKILL and not by_us else ""
+        often = ", often the out-of-memory killer" if exit_code == -KILL and not by_us else ""
         # The exit code of shells: 128 plus the number of the signal.
         summary, code = f"killed by {name}{often}", 128 - exit_code
     else:

@@ -3,7 +3,7 @@
 With this folder on PYTHONPATH, Python imports the file when it starts, and so do all processes that it starts. Modules
 of the project, scripts and lessons then get stand-ins for `sys`, `os`, `signal` and others, in which the platform has
 the other name, and every name is missing that typeshed says that system lacks. The standard library and installed
-packages get the real modules, which know Linux alone.
+packages get the real modules, which know Linux alone. NO_LINUX_MACHINE names another processor, such as arm64.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ MODULES = ("sys", "platform", "os", "signal", "mmap", "socket", "select", "time"
 INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 # Windows backs every anonymous mapping by memory or its paging file: what a laptop may have left.
 COMMIT_LIMIT_BYTES = 8 << 30
+# The value of F_FULLFSYNC.
+_FULL_SYNC = 51
 
 
 def _value(node: ast.expr, platform: str) -> Any:
@@ -118,6 +120,13 @@ class WindowsMmap(importlib.import_module("mmap").mmap):  # type: ignore[misc]
         raise AttributeError("madvise")
 
 
+def _control(fd: int, command: int, *args: Any) -> Any:
+    """`fcntl.fcntl` with macOS's command for a full sync."""
+    import fcntl
+
+    return os.fsync(fd) if command == _FULL_SYNC else fcntl.fcntl(fd, command, *args)
+
+
 def _lock(fd: int, mode: int, size: int) -> None:
     """`msvcrt.locking`, by the locks of Linux."""
     import fcntl
@@ -147,6 +156,10 @@ def stand_in(name: str) -> types.ModuleType | None:
         "platform": {"system": lambda: {"darwin": "Darwin", "win32": "Windows"}[SYSTEM]},
         "os": {"listdir": lambda folder=".": _refused(folder, os.listdir)},
     }
+    if machine := os.environ.get("NO_LINUX_MACHINE"):
+        changed["platform"]["machine"] = lambda: machine
+    if SYSTEM == "darwin" and name == "fcntl":
+        changed["fcntl"] = {"F_FULLFSYNC": _FULL_SYNC, "fcntl": _control}
     if SYSTEM == "win32":
         changed["os"]["name"] = "nt"
         changed["mmap"] = {"mmap": WindowsMmap}
