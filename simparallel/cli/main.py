@@ -110,6 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command, flush its output, and return its exit code; the reader of the output, as `head`, may end first."""
+    # Pipes of Windows have the characters of its language, and µ may not be among them.
+    with suppress(AttributeError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         code = command()
         if sys.stdout is not None:

@@ -281,15 +281,6 @@ def test_other_ranks_continue_after_any_exception(monkeypatch: pytest.MonkeyPatc
     assert "Stopped because of it: ranks 0, 2." in str(caught.value)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("flags", [[], ["--windows"]], ids=["macos", "windows"])
-def test_ranks_run_without_calls_of_linux(flags: list[str]) -> None:
-    script = Path(__file__).parents[1] / "no_linux.py"
-    done = subprocess.run([sys.executable, "-W", "ignore", script, *flags], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "trained inline" in done.stdout
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
 def test_profiler_works_after_a_run(tmp_path: Path, late: bool) -> None:
     """Python 3.11 hangs under a profiler while a request to look for exceptions of other threads is pending."""

@@ -59,13 +59,13 @@ def main(config_fd: int) -> None:
     root.setLevel(logging.INFO)
     root.addHandler(log_records.MergedLog(sys.stderr))
     if wiring.start_method == "fork":
+        os.close(config_fd)
         for room in PRELOADED:
             import_module(room)
         # Detect the BLAS once here instead of once in every device.
         blas.core()
         _gather_records(root)
     devices, host_life = _start(wiring, config_fd)
-    os.close(config_fd)
     control = Connection(wiring.control_fd)
     log.info("%d device processes: %s", wiring.world_size, ", ".join(str(d.pid) for d in devices))
     try:
@@ -158,7 +158,7 @@ def _start(wiring: Wiring, config_fd: int) -> tuple[list[Device], int]:
             try:
                 if wiring.start_method == "fork":
                     own = {wiring.log_fds[rank], wiring.connection_fds[rank]}
-                    others = {config_fd, wiring.control_fd, host_life, *of_devices} - own
+                    others = {wiring.control_fd, host_life, *of_devices} - own
                     arguments = (rank, wiring, life, os.getpid(), others)
                     process = multiprocessing.Process(target=device_main, args=arguments, name=f"rank {rank}")
                     process.start()
