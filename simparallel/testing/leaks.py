@@ -36,7 +36,7 @@ def _names(folder: str) -> list[str]:
 def _stat(pid: int) -> tuple[int, str] | None:
     """Return (parent, start time) of a process; None if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return int(fields[1]), fields[19]

@@ -145,6 +145,6 @@ def _cgroup_lines(name: str) -> list[str]:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
