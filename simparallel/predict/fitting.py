@@ -194,7 +194,7 @@ def fingerprint() -> dict[str, Any]:
     """Return the facts on which the times of this machine depend."""
     model = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "cpu": model,

@@ -25,14 +25,11 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.clock.event import Event
-from simparallel.comm.memory.segment import SLOT_BYTES, ControlMap, SharedSegment
+from simparallel.comm.memory.segment import SLOT_BYTES, THREAD_ARENA_BYTES, ControlMap, SharedSegment
 from simparallel.comm.memory.staging import Arenas
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.views import Views
 from simparallel.machine.cluster import ClusterSpec
-
-# Address space for the payloads of one rank.
-_ARENA_BYTES = 1 << 30
 
 
 class NotRunError(BaseException):
@@ -78,7 +75,7 @@ class FoldedSegment(SharedSegment):
         whole, places = ControlMap(world_size), {rank: place for place, rank in enumerate(ranks)}
         control.__dict__.update(places=places, needed=self.needed, whole=whole)
         slots_bytes = control.max_groups * 2 * SLOT_BYTES
-        super().__init__(len(ranks), arena_bytes=_ARENA_BYTES + slots_bytes, control=control)
+        super().__init__(len(ranks), arena_bytes=THREAD_ARENA_BYTES + slots_bytes, control=control)
         self.world_size, self.ranks = world_size, tuple(ranks)
         self.groups: dict[tuple[int, ...], None] = {}
         self.has_local_groups = False
