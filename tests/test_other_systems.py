@@ -222,10 +222,11 @@ def test_text_files_name_their_encoding() -> None:
 # --- lessons, tutorials and exercises -------------------------------------------------------------------
 
 
-@pytest.mark.documents
+# The first one with the documents, all of them with `-m systems`.
+@pytest.mark.systems
 @pytest.mark.process
 @systems
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("name", [pytest.param(LESSONS[0], marks=pytest.mark.documents), *LESSONS[1:]])
 def test_lesson_runs(tmp_path: Path, system: str, name: str) -> None:
     done = run(tmp_path, system, str(ROOT / "tutorials" / f"{name}.py"))
     assert done.returncode == 0, done.stderr
@@ -241,7 +242,7 @@ TUTORIALS = {
 }
 
 
-@pytest.mark.documents
+@pytest.mark.systems
 @pytest.mark.process
 @systems
 @pytest.mark.parametrize("name", TUTORIALS)
