@@ -460,6 +460,6 @@ class Trace:
             return ""
         if len(self) > _MOST_IN_NOTEBOOK:
             return f"<p>{len(self):,} events: <code>.html(path)</code> writes their timeline to a file.</p>"
-        lanes = len({(event.rank, event.device, event.stream) for event in self.events})
+        lanes = len({event.lane for event in self.events})
         height = 170 + 34 * lanes + 40 * len(self.ranks) * any(event.live_bytes for event in self.events)
         return html_frame(self.html(), min(height, 620), f"{self.title}: timeline")
