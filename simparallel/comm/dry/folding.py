@@ -121,12 +121,13 @@ class FoldedViews(Views):
 
 def represented(ranks: Sequence[int], run: set[int]) -> list[int]:
     """Return each member's representative: the last that runs up to its place in the group; before any, the first."""
-    first = next(rank for rank in ranks if rank in run)
-    found = []
-    for rank in ranks:
-        first = rank if rank in run else first
-        found.append(first)
-    return found
+    return _filled([rank if rank in run else None for rank in ranks])
+
+
+def _filled(known: Sequence[int | None]) -> list[int]:
+    """Replace each None by the number before it; before any number, by the first."""
+    last = next(one for one in known if one is not None)
+    return [last := last if one is None else one for one in known]
 
 
 # --- choosing representatives -------------------------------------------------------------------------
@@ -241,12 +242,8 @@ def assigned(segment: FoldedSegment) -> list[int]:
         before = len(stands_for)
         for group in groups:
             known = [stands_for.get(rank) for rank in group]
-            first = next((one for one in known if one is not None), None)
-            if first is None or None not in known:
-                continue
-            for rank, one in zip(group, known, strict=True):
-                first = one if one is not None else first
-                stands_for[rank] = first
+            if None in known and set(known) != {None}:
+                stands_for |= zip(group, _filled(known), strict=True)
         if len(stands_for) == before:
             break
     world = range(segment.world_size)
