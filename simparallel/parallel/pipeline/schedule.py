@@ -209,6 +209,7 @@ class Schedule:
         """
         self._check_places()
         self._check_counts()
+        self._check_order()
         found = self.cost()
         for rank, peak in enumerate(found.peak_live_at_weight_gradient):
             if memory is not None and peak > memory:
@@ -275,6 +276,15 @@ class Schedule:
                     f"{m}; it needs F and B, or F, I and W.",
                     rank=self.rank_of(stage), stage=stage, microbatch=m,
                 )  # fmt: skip
+
+    def _check_order(self) -> None:
+        done: set[Action] = set()
+        for rank, number, action in self._each():
+            stage, kind, m = action
+            before = {BACKWARD: FORWARD, INPUT_GRADIENT: FORWARD, WEIGHT_GRADIENT: INPUT_GRADIENT}.get(kind)
+            if before is not None and Action(stage, before, m) not in done:
+                raise self._error(rank, number, action, f"it comes before {Action(stage, before, m)}")
+            done.add(action)
 
     def _error(self, rank: int, number: int, action: Action, told: str) -> ScheduleError:
         return ScheduleError(
