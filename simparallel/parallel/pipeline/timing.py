@@ -122,13 +122,15 @@ class ScheduleGraph(TaskGraph):
                     last = [self.add(duration(action), last)]
                     self.each.append(CellTask(rank, number, action))
                 for action in cell:
-                    done[action] = rank, last[0]
+                    # Of an action that is done twice, the first one counts.
+                    done.setdefault(action, (rank, last[0]))
         first = 0
         for rank, cells in enumerate(order.cells):
             for number, cell in enumerate(cells):
                 waits = self.before[first] = [*self.before[first]]
                 for action in cell:
-                    inputs = self.inputs[action] = []
+                    inputs: list[tuple[int, Action]] = []
+                    self.inputs.setdefault(action, inputs)
                     for choices in order.needs(action):
                         needed = choices[-1] if choices[-1] in done else choices[0]
                         if needed in cell:
