@@ -226,7 +226,9 @@ def critical_events(recorders: Sequence[ProgramRecorder]) -> list[Event]:
     timed: list[Event] = []
     for task, (action, start_ps, end_ps) in enumerate(zip(graph.actions, times.starts, times.ends, strict=True)):
         rank, name = recorders[min(graph.parties[task])].rank, "launch" if action.stream == LAUNCHER else "busy core"
-        event = Event(rank, str(action.stream or COMPUTE), name, name, 0, 0, 0, start_ps, end_ps, 0, 0, 0, (), -1, action.device)
+        event = Event(
+            rank, str(action.stream or COMPUTE), name, name, 0, 0, 0, start_ps, end_ps, 0, 0, 0, (), -1, action.device
+        )
         timed.append(event)
         # Waits are tasks, too, and take no time.
         if end_ps > start_ps:

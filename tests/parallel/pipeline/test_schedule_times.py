@@ -56,7 +56,9 @@ TIMES = (
 def test_all_numbers_of_ranks_and_chunks(name):
     """Equal to the last bit, also for times whose sums are rounded."""
     cases = 0
-    for ranks, microbatches, chunks in product((2, 4, 8), (4, 6, 8, 12, 16, 24, 32), (None,) if RULES[name].chunks else range(1, 5)):
+    for ranks, microbatches, chunks in product(
+        (2, 4, 8), (4, 6, 8, 12, 16, 24, 32), (None,) if RULES[name].chunks else range(1, 5)
+    ):
         try:
             schedule = sp.pipeline_schedule(name, ranks, microbatches, chunks)
         except InputError:
