@@ -73,28 +73,42 @@ def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
         chunks = min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1 if v > 1 else p - stage)
     else:
         raise InputError(f"layers_in_flight: schedule={schedule!r} must be one of {', '.join(get_args(Schedule))}.")
-    return Fraction(chunks * plan.layers_per_stage, v)
+    return Fraction(chunks * sum(plan.count_layers(stage)), v)
 
 
-def layer_activation_bytes(plan: TrainingPlan) -> Fraction:
-    """Return the bytes that one block stores for the backward pass of one micro-batch, in 16-bit activations.
+def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False) -> Fraction:
+    """Return the bytes that one block stores for the backward pass of one micro-batch.
 
-    sbh(10 + 24/t + 5as/ht), with 10/t under sequence parallelism (Korthikanti et al. 2022, table 2). Selective
-    recomputation and fused attention store no scores, the last term; a fused kernel keeps 4 bytes a row of them
-    instead. Full recomputation stores the input alone, 2sbh.
+    With 16-bit activations a GPT stores sbh(10 + 24/t + 5as/ht), with 10/t under sequence parallelism (Korthikanti et
+    al. 2022, table 2). Selective recomputation and fused attention store no scores, the last term; a fused kernel keeps
+    4 bytes a row of them instead. Full recomputation stores the input alone, 2sbh. Others store the same for their own
+    sizes; without dropout there are no masks, of which each element takes a byte.
 
     Args:
         plan: shape of the model, and how it is cut.
+        is_sparse: whether the block has experts. A token's copies are stored for each expert that it visits.
     """
-    shape, t = plan.shape, plan.tensor
-    tokens, h = shape.length * plan.micro_batch, shape.width
+    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
+    full, tokens, h = shape.full, plan.tokens, plan.shape.width
     whole = t if plan.sequence_parallel else 1
     if plan.recompute == "full":
-        return Fraction(2 * tokens * h, whole)
-    scores = 5 * shape.num_heads * shape.length * tokens if plan.recompute == "none" else 0
+        return Fraction(item * tokens * h, whole)
+    # The inputs of both norms and of both first products, and the masks of both branches.
+    shared = 4 * item * h + 2 * h * shape.has_dropout
+    heads, kv_heads = shape.num_heads // t, shape.kv_heads(t)
+    cut = (heads * (full.head_size + full.value_size) + kv_heads * (full.head_size + full.value_size)) * item
+    shared += item * (shape.query_rank + shape.kv_rank + shape.rotary_size)
+    if is_sparse:
+        # The outputs of experts are kept until they are weighted.
+        copies = shape.active_experts
+        shared += item * copies * 2 * h
+        cut += item * (2 + shape.is_gated) * (copies * shape.expert_width + shape.shared_width) // t
+    else:
+        cut += item * (2 + shape.is_gated) * full.mlp_width // t
+    scores = (2 * item + shape.has_dropout) * heads * shape.length if plan.recompute == "none" else 0
     if plan.fused_attention:
-        scores = 4 * shape.num_heads * tokens
-    return Fraction(10 * tokens * h, whole) + Fraction(24 * tokens * h + scores, t)
+        scores = 4 * heads
+    return Fraction(shared * tokens, whole) + (cut + scores) * tokens
 
 
 def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1f1b") -> Fraction:
@@ -114,14 +128,16 @@ def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
     """
     held = layers_in_flight(plan, stage, schedule)
     shape, t = plan.shape, plan.tensor
-    tokens, h = shape.length * plan.micro_batch, shape.width
+    tokens, h = plan.tokens, shape.width
     whole = t if plan.sequence_parallel else 1
-    size = held * layer_activation_bytes(plan)
-    if stage == 0:
+    dense, sparse = plan.count_layers(stage)
+    each = dense * layer_activation_bytes(plan) + (sparse and sparse * layer_activation_bytes(plan, is_sparse=True))
+    size = held / (dense + sparse) * each
+    if stage == 0 and shape.has_dropout:
         in_flight = plan.num_micro_batches if schedule == "gpipe" else min(plan.num_micro_batches, plan.pipeline)
         size += Fraction(tokens * h * in_flight, whole)
     if stage == plan.pipeline - 1:
-        size += Fraction(4 * tokens * h, whole) + Fraction(4 * tokens * shape.vocabulary, t)
+        size += Fraction(2 * plan.item_bytes * tokens * h, whole) + Fraction(4 * tokens * shape.vocabulary, t)
     return size
 
 
@@ -137,7 +153,32 @@ def state_bytes(plan: TrainingPlan, stage: int = 0, states: ModelStates = MIXED_
         InputError: no such stage.
     """
     _check_stage(plan, stage)
-    return plan.stage_parameters(stage) * states.bytes_per_parameter(plan.zero_stage, plan.data)
+    replicas = plan.data * plan.context
+    dense = plan.stage_parameters(stage) * states.bytes_per_parameter(plan.zero_stage, replicas)
+    experts = plan.stage_experts(stage)
+    return dense + experts * states.bytes_per_parameter(plan.zero_stage, replicas // plan.expert)
+
+
+def gathered_bytes(plan: TrainingPlan, stage: int = 0, states: ModelStates = MIXED_ADAM) -> Fraction:
+    """Return the bytes that ZeRO-3 holds for a while beside its slices; 0 for other stages of ZeRO.
+
+    These are the whole parameters of a block and of the next one, which is gathered meanwhile, and the whole gradients
+    of one.
+
+    Args:
+        plan: shape of the model, and how it is cut.
+        stage: number of the stage, from 0.
+        states: bytes of each parameter.
+
+    Raises:
+        InputError: no such stage.
+    """
+    _check_stage(plan, stage)
+    if plan.zero_stage < 3:
+        return Fraction(0)
+    dense, sparse = plan.count_layers(stage)
+    largest = max(dense and plan.layer_parameters, sparse and plan.sparse_parameters + plan.layer_experts)
+    return Fraction(largest * (2 * states.parameter + states.gradient))
 
 
 def _check_stage(plan: TrainingPlan, stage: int) -> None:

@@ -1,4 +1,4 @@
-"""The time of one training step of a GPT, by algebra: rooflines of kernels, prices of collectives, pipeline formulas.
+"""The time of a training step of a transformer, by algebra: rooflines of kernels, prices of collectives, formulas.
 
 Nothing is measured here, and nothing is fitted to the time of a step. A device runs the kernels of Narayanan et al.
 2021, section 4.2: bias and GeLU are one kernel, as are bias, dropout and sum, and scale, mask and softmax; each reads
@@ -18,8 +18,6 @@ from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, LinkSpec
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import MIXED_ADAM, ModelStates
-
-ITEM_BYTES = 2  # activations and products are float16 or bfloat16
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,8 @@ class StepTime:
     Attributes:
         compute_ps: kernels of forward and backward passes, recomputation included.
         tensor_ps: collectives of the tensor group that nothing hides.
+        context_ps: keys and values that go round, as far as attention does not hide them.
+        expert_ps: exchange of tokens between the devices of the experts.
         messages_ps: messages between stages.
         bubble_ps: waiting for other stages.
         data_ps: exchange of gradients and parameters between replicas that nothing hides.
@@ -92,6 +92,8 @@ class StepTime:
 
     compute_ps: int
     tensor_ps: int
+    context_ps: int
+    expert_ps: int
     messages_ps: int
     bubble_ps: int
     data_ps: int
@@ -132,6 +134,9 @@ class Pass(NamedTuple):
             gradients of weights.
         shown: number of all-reduces in the tensor group that nothing hides: of the forward pass and of recomputation.
         hidden: number of all-reduces of the backward pass, which the gradients of weights can hide.
+        rounds: number of times that keys and values go round the context group: once in each forward pass, and twice in
+            the backward pass, with their gradients.
+        exchanges: number of all-to-alls of the experts' devices.
     """
 
     forward: list[Kernel]
@@ -139,6 +144,16 @@ class Pass(NamedTuple):
     weights: list[Kernel]
     shown: int
     hidden: int
+    rounds: int = 0
+    exchanges: int = 0
+
+    def joined(self, other: Pass) -> Pass:
+        """Return the work of both."""
+        return Pass._make(map(add, self, other))
+
+    def times(self, count: int) -> Pass:
+        """Return the work of `count` equal parts."""
+        return Pass._make(part * count for part in self)
 
 
 def step_time(
@@ -162,21 +177,22 @@ def step_time(
     """
     if cluster.world_size != plan.world_size:
         raise ClusterError(
-            f"step_time: the plan has {plan.tensor} x {plan.pipeline} x {plan.data} = {plan.world_size} devices, the "
-            f"cluster {cluster.world_size} ranks; describe a cluster of {plan.world_size}."
+            f"step_time: the plan has {plan.tensor} x {plan.context} x {plan.pipeline} x {plan.data} = "
+            f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
+            f"{plan.world_size}."
         )
     price = _Prices(plan, efficiency.achieved(cluster), efficiency, states)
     # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
-    # Stages between the first and the last are alike.
-    stages = {stage: price.stage(stage) for stage in {0, min(1, p - 1), p - 1}}
+    alike = plan.like_stages()
+    stages = {stage: price.stage(stage) for stage in alike}
     slowest = max(stages, key=lambda stage: stages[stage].sum_ps)
     own = stages[slowest]
-    all_ps = sum(stages[min(stage, 1) if stage < p - 1 else stage].sum_ps for stage in range(p))
+    all_ps = sum(count * stages[stage].sum_ps for stage, count in alike.items())
     bubble = Fraction(all_ps - own.sum_ps, v) + Fraction((v - 1) * (-m % p) * own.sum_ps, v)
     data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in stages), key=sum)
     seconds = (m * own.sum_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
-    peaks = plan.world_size * cluster.device.peak(ITEM_BYTES)
+    peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
     mfu, hfu = (
         float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
         for recompute in ("none", plan.recompute)
@@ -184,6 +200,8 @@ def step_time(
     return StepTime(
         m * own.compute_ps,
         m * own.tensor_ps,
+        m * own.context_ps,
+        m * own.expert_ps,
         m * own.messages_ps,
         round(bubble),
         m * own.data_ps + data_ps,
@@ -198,13 +216,15 @@ class _Stage(NamedTuple):
 
     compute_ps: int
     tensor_ps: int
+    context_ps: int
+    expert_ps: int
     messages_ps: int
     data_ps: int
     backward_ps: int
 
     @property
     def sum_ps(self) -> int:
-        return self.compute_ps + self.tensor_ps + self.messages_ps + self.data_ps
+        return sum(self[:-1])
 
 
 class _Prices:
@@ -214,15 +234,18 @@ class _Prices:
         self.plan, self.cluster, self.states = plan, cluster, states
         # The device's peak is scaled for products already.
         self.attention = Fraction(efficiency.product) / Fraction(efficiency.attention)
-        stride = plan.tensor * plan.data
+        stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
+        # Gradients are summed over the devices of a context, too, as each has other tokens.
         self.data_group = tuple(range(0, stride, plan.tensor))
+        self.expert_group = tuple(range(0, plan.tensor * plan.expert, plan.tensor))
+        self.expert_data_group = tuple(range(0, stride, plan.tensor * plan.expert))
         self.next_stage, self.last_stage = stride, stride * (plan.pipeline - 1)
-        self.micro_batch_bytes = ITEM_BYTES * plan.shape.length * plan.micro_batch * plan.shape.width
+        self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
     def kernels(self, kernels: Iterable[Kernel]) -> int:
         # Only products and attention have flops; all other kernels take as long as their bytes.
-        time_ps = partial(self.cluster.device.time_ps, itemsize=ITEM_BYTES, is_product=True)
+        time_ps = partial(self.cluster.device.time_ps, itemsize=self.plan.item_bytes, is_product=True)
         return sum(
             time_ps(round(flops * (self.attention if is_attention else 1)), size_bytes)
             for flops, size_bytes, is_attention in kernels
@@ -251,81 +274,148 @@ class _Prices:
             messages_ps = 2 * plan.chunks * message_ps
         gradients_ps = backward_ps + weights_ps
         data_ps = self.zero3(stage, forward_ps, gradients_ps) if plan.zero_stage == 3 else 0
-        return _Stage(forward_ps + gradients_ps, tensor_ps, messages_ps, data_ps, gradients_ps)
+        expert_ps = work.exchanges * self.exchange_ps()
+        context_ps = work.rounds * self.round_ps()
+        return _Stage(forward_ps + gradients_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps)
+
+    def exchange_ps(self) -> int:
+        """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
+        plan = self.plan
+        tokens = plan.tokens // plan.tensor if plan.sequence_parallel else plan.tokens
+        size_bytes = plan.item_bytes * tokens * plan.shape.active_experts * plan.shape.width
+        return self.collective("all_to_all", size_bytes, self.expert_group)
+
+    def round_ps(self) -> int:
+        """Price one round of keys and values, less the attention that runs beside it.
+
+        A device attends to one part of the keys while it passes it on to the next one (Liu et al. 2023, "Ring
+        attention", arXiv 2310.01889); the parts are equally long with masks, too, if each device has an early and a
+        late part of the sequence.
+        """
+        plan, full = self.plan, self.plan.shape.full
+        if plan.context == 1:
+            return 0
+        features = plan.shape.kv_heads(plan.tensor) * (full.head_size + full.value_size)
+        message_ps = self.cluster.message(plan.item_bytes * plan.tokens * features, 0, plan.tensor).time_ps
+        beside_ps = self.kernels(_attention(plan)[0]) // plan.context
+        return (plan.context - 1) * max(0, message_ps - beside_ps)
 
     def zero3(self, stage: int, forward_ps: int, backward_ps: int) -> int:
         """Price what ZeRO-3 exchanges for one micro-batch: parameters in both passes, and gradients."""
-        plan, group = self.plan, self.data_group
-        parts = [plan.layer_parameters] * plan.layers_per_stage
-        if tables := plan.table_parameters(stage):
-            parts.append(tables)
-        gather = {size: self.collective("all_gather", size * self.states.parameter, group) for size in set(parts)}
-        reduce = {size: self.collective("reduce_scatter", size * self.states.gradient, group) for size in set(parts)}
-        gather_ps, reduce_ps = (sum(prices[size] for size in parts) for prices in (gather, reduce))
+        plan, states = self.plan, self.states
+        dense, sparse = plan.count_layers(stage)
+        parts = (
+            (dense, plan.layer_parameters, self.data_group),
+            (sparse, plan.sparse_parameters, self.data_group),
+            (sparse, plan.layer_experts, self.expert_data_group),
+            (1, plan.table_parameters(stage), self.data_group),
+        )
+        there = [part for part in parts if part[0] and part[1]]
+        gather_ps, reduce_ps = (
+            sum(count * self.collective(op, size * each, group) for count, size, group in there)
+            for op, each in (("all_gather", states.parameter), ("reduce_scatter", states.gradient))
+        )
         exchanges = ((gather_ps, forward_ps), (gather_ps + reduce_ps, backward_ps))
         return sum(max(0, ps - compute_ps) if plan.overlap_data else ps for ps, compute_ps in exchanges)
 
     def update(self, stage: int, times: _Stage) -> tuple[int, int]:
         """Price the end of a step: the exchange of gradients and parameters between replicas, and the optimizer."""
-        plan, states, group = self.plan, self.states, self.data_group
-        parameters = plan.stage_parameters(stage)
-        exchange_ps = 0
-        if plan.zero_stage == 0:
-            exchange_ps = self.collective("all_reduce", parameters * states.gradient, group)
-        elif plan.zero_stage < 3:
-            exchange_ps = self.collective("reduce_scatter", parameters * states.gradient, group)
-            exchange_ps += self.collective("all_gather", parameters * states.parameter, group)
+        plan, states = self.plan, self.states
+        parts = ((plan.stage_parameters(stage), self.data_group), (plan.stage_experts(stage), self.expert_data_group))
+        exchange_ps, owned = 0, Fraction(0)
+        for parameters, group in parts:
+            owned += parameters / (len(group) if plan.zero_stage else 1)
+            if plan.zero_stage == 0 and parameters:
+                exchange_ps += self.collective("all_reduce", parameters * states.gradient, group)
+            elif plan.zero_stage < 3 and parameters:
+                exchange_ps += self.collective("reduce_scatter", parameters * states.gradient, group)
+                exchange_ps += self.collective("all_gather", parameters * states.parameter, group)
         if plan.overlap_data:
             exchange_ps = max(0, exchange_ps - times.backward_ps)
-        if plan.pipeline > 1 and stage in (0, plan.pipeline - 1):
+        if plan.pipeline > 1 and stage in (0, plan.pipeline - 1) and plan.shape.is_tied:
             # The first and the last stage add their gradients of the token table.
             table = Fraction(plan.shape.vocabulary * plan.shape.width, plan.tensor)
             exchange_ps += self.collective("all_reduce", table * states.gradient, (0, self.last_stage))
         # The update reads and writes the optimizer's states, reads gradients twice, once for their norm, and writes
         # parameters.
-        owned = parameters / (plan.data if plan.zero_stage else 1)
         moved = 2 * states.optimizer + 2 * states.gradient + states.parameter
         return exchange_ps, self.kernels([Kernel(0, round(owned * moved))])
 
 
 def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> Pass:
     """Return the kernels of a stage for one micro-batch."""
-    shape, t = plan.shape, plan.tensor
-    tokens, h = shape.length * plan.micro_batch, shape.width
+    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
+    tokens, h = plan.tokens, shape.width
     # Tokens of norms and dropouts, which the tensor group shares only under sequence parallelism.
     own = tokens // t if plan.sequence_parallel else tokens
-    matrices = [(h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)]
-    core, core_backward = _attention(plan)
-    forward = [_product(tokens, *matrix) for matrix in matrices]
-    forward += [Kernel(0, 4 * own * h)] * 2 + [Kernel(0, 7 * own * h)] * 2 + [Kernel(0, 16 * tokens * h // t)]
-    recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
-    # The input gradient of a product costs as much as the product. Norms read the input and the gradient and
-    # write a gradient, which is then added to that of the residual; a dropout reads the gradient and the mask.
-    backward = [*recomputed, *(_product(tokens, *matrix) for matrix in matrices), *core_backward]
-    backward += [Kernel(0, 6 * own * h)] * 4 + [Kernel(0, 5 * own * h)] * 2 + [Kernel(0, 24 * tokens * h // t)]
-    weights = [_weight_gradient(tokens, *matrix, gradient_bytes) for matrix in matrices]
-    layers = plan.layers_per_stage
-    work = Pass(
-        (forward + core) * layers,
-        backward * layers,
-        weights * layers,
-        (2 + 2 * (plan.recompute == "full")) * layers,
-        2 * layers,
-    )
+    dense, sparse = plan.count_layers(stage)
+    work = _block_work(plan, gradient_bytes).times(dense)
+    if sparse:
+        work = work.joined(_block_work(plan, gradient_bytes, is_sparse=True).times(sparse))
+    mask = shape.has_dropout
     if stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
-        lookup, scatter = Kernel(0, 4 * tokens * h), Kernel(0, (2 + 2 * gradient_bytes) * tokens * h)
-        ends = Pass([lookup, Kernel(0, 5 * own * h)], [Kernel(0, 5 * own * h), scatter], [], 1, 0)
-        work = Pass(*map(add, work, ends))
+        lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
+        dropout = [Kernel(0, (2 * item + 1) * own * h)] * mask
+        work = work.joined(Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0))
     if stage == plan.pipeline - 1:
         vocabulary = -(-shape.vocabulary // t)
         logits = tokens * vocabulary
         # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
-        head = [Kernel(0, 4 * own * h), _product(tokens, h, vocabulary), Kernel(0, 6 * logits), Kernel(0, 8 * logits)]
-        back = [Kernel(0, 6 * logits), _product(tokens, vocabulary, h), Kernel(0, 6 * own * h)]
-        ends = Pass(head, back, [_weight_gradient(tokens, h, vocabulary, gradient_bytes)], 0, 1)
-        work = Pass(*map(add, work, ends))
+        convert = Kernel(0, (item + 4) * logits)
+        norm, norm_backward = Kernel(0, 2 * item * own * h), Kernel(0, 3 * item * own * h)
+        head = [norm, _product(tokens, h, vocabulary, item), convert, Kernel(0, 8 * logits)]
+        back = [convert, _product(tokens, vocabulary, h, item), norm_backward]
+        last = [_weight_gradient(tokens, h, vocabulary, item, gradient_bytes)]
+        work = work.joined(Pass(head, back, last, 0, 1))
     return work
+
+
+def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool = False) -> Pass:
+    """Return the kernels of a block for one micro-batch."""
+    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
+    full, tokens, h = shape.full, plan.tokens, shape.width
+    own = tokens // t if plan.sequence_parallel else tokens
+    parts = [(tokens, 1, weight) for weight in shape.attention_weights(t)]
+    # The features of activation functions.
+    inner = full.mlp_width * tokens // t
+    moved = 0
+    if is_sparse:
+        # Each device has as many tokens for its experts as it sends away.
+        copies = tokens * shape.active_experts
+        experts = shape.num_experts // plan.expert
+        parts += [(tokens, 1, shape.router())]
+        parts += [(copies, experts, weight) for weight in shape.mlp_weights(shape.expert_width, t)]
+        if shape.shared_width:
+            parts += [(tokens, 1, weight) for weight in shape.mlp_weights(shape.shared_width, t)]
+        inner = (copies * shape.expert_width + tokens * shape.shared_width) // t
+        # Copies are put in the order of the experts, and back.
+        moved = 2 * item * copies * h
+    else:
+        parts += [(tokens, 1, weight) for weight in shape.mlp_weights(full.mlp_width, t)]
+    products = [_product(rows, weight.inner, weight.columns, item, count) for rows, count, weight in parts]
+    weights = [
+        _weight_gradient(rows, weight.inner, weight.columns, item, gradient_bytes, count)
+        for rows, count, weight in parts
+    ]
+    mask, gated = shape.has_dropout, shape.is_gated
+    turned = 2 * item * tokens * (shape.num_heads // t + shape.kv_heads(t)) * full.head_size
+    rotary = [Kernel(0, turned)] * (not full.num_positions)
+    moves = [Kernel(0, moved)] * 2 if moved else []
+    core, core_backward = _attention(plan)
+    norms = [Kernel(0, 2 * item * own * h)] * 2
+    forward = [*products, *norms, *rotary, *moves]
+    forward += [Kernel(0, (3 * item + mask) * own * h)] * 2 + [Kernel(0, (2 + gated) * item * inner)]
+    recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
+    # The input gradient of a product costs as much as the product. Norms read the input and the gradient and
+    # write a gradient, which is then added to that of the residual; a dropout reads the gradient and the mask.
+    backward = [*recomputed, *products, *core_backward, *rotary, *moves]
+    backward += [Kernel(0, 3 * item * own * h)] * 4
+    backward += [Kernel(0, (2 * item + mask) * own * h)] * 2 * mask + [Kernel(0, (3 + 2 * gated) * item * inner)]
+    again = plan.recompute == "full"
+    return Pass(
+        forward + core, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse
+    )  # fmt: skip
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
@@ -335,25 +425,33 @@ def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
     (FlashAttention) leaves out masked blocks, half of all, and computes five products instead of two in the backward
     pass (Dao 2023).
     """
-    shape, t = plan.shape, plan.tensor
-    s, h = shape.length, shape.width
-    features = ITEM_BYTES * s * plan.micro_batch * h // t  # bytes of the queries, keys, values or outputs
-    flops = 2 * plan.micro_batch * s * s * h // t  # of one product, all scores
+    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
+    full, s, tokens, heads = shape.full, shape.length, plan.tokens, shape.num_heads // t
+    # Features of the queries and keys, and of the values and outputs.
+    keys, values = full.head_size, full.value_size
+    kv_heads = shape.kv_heads(t)
+    flops = 2 * tokens * s * heads  # of one product, all scores, and one feature of a head
     if plan.fused_attention:
-        return [Kernel(flops, 4 * features, True)], [Kernel(5 * flops // 2, 8 * features, True)]
-    scores = plan.micro_batch * (shape.num_heads // t) * s * s
-    product = Kernel(flops, 2 * features + ITEM_BYTES * scores)
-    return [product, Kernel(0, 4 * scores), Kernel(0, 5 * scores), product], [
-        product, product, Kernel(0, 5 * scores), Kernel(0, 6 * scores), product, product,
-    ]  # fmt: skip
+        features = item * tokens * (heads * (keys + values) + kv_heads * (keys + values))
+        # Half of all scores are masked.
+        forward = Kernel(flops * (keys + values) // 2, features, True)
+        return [forward], [Kernel(flops * (3 * keys + 2 * values) // 2, 2 * features, True)]
+    scores = heads * tokens * s
+    of_keys, of_values = (
+        Kernel(flops * size, item * (tokens * size * (heads + kv_heads) + scores)) for size in (keys, values)
+    )
+    softmax, softmax_backward = Kernel(0, 2 * item * scores), Kernel(0, 3 * item * scores)
+    dropout = [Kernel(0, (2 * item + 1) * scores)] * shape.has_dropout
+    backward = [of_values, of_values, *dropout, softmax_backward, of_keys, of_keys]
+    return [of_keys, softmax, *dropout, of_values], backward
 
 
-def _product(rows: int, inner: int, columns: int) -> Kernel:
-    """Return the kernel of the product of (rows, inner) and (inner, columns)."""
-    return Kernel(2 * rows * inner * columns, ITEM_BYTES * (rows * inner + inner * columns + rows * columns))
+def _product(rows: int, inner: int, columns: int, item: int, count: int = 1) -> Kernel:
+    """Return the kernel of the product of (rows, inner) and (inner, columns); `count` weights share the rows."""
+    return Kernel(2 * rows * inner * columns, item * (rows * inner + count * inner * columns + rows * columns))
 
 
-def _weight_gradient(rows: int, inner: int, columns: int, gradient_bytes: int) -> Kernel:
+def _weight_gradient(rows: int, inner: int, columns: int, item: int, gradient_bytes: int, count: int = 1) -> Kernel:
     """Return the kernel of the gradient of (inner, columns) weights, which adds to the gradient so far."""
-    size_bytes = ITEM_BYTES * rows * (inner + columns) + 2 * gradient_bytes * inner * columns
+    size_bytes = item * rows * (inner + columns) + 2 * gradient_bytes * count * inner * columns
     return Kernel(2 * rows * inner * columns, size_bytes)

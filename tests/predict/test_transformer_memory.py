@@ -141,7 +141,7 @@ SHAPE = GPTShape(num_layers=12, width=8, num_heads=2, length=16, vocabulary=10)
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pipeline": 5},
+        {"pipeline": 13},
         {"pipeline": 4, "chunks": 2},
         {"tensor": 4},
         {"zero_stage": 4},
