@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from simparallel.runtime import progress
     from simparallel.runtime.launcher.launch import Cluster, Results, launch
     from simparallel.search.plan import Plan
+    from simparallel.simulate.prediction import predict_transformer
     from simparallel.trace import Trace
     from simparallel.train import (
         Callback,
@@ -132,7 +133,8 @@ __all__ = [
     "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
     "get_rank", "get_world_size", "init", "iprobe", "irecv", "isend", "isendrecv", "issend", "launch", "load",
     "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models", "monitored_barrier", "new_group", "nn",
-    "no_grad", "no_init_parameters", "node_group", "ops", "optim", "parallel", "pipeline_schedule", "probe", "progress",
+    "no_grad", "no_init_parameters", "node_group", "ops", "optim", "parallel", "pipeline_schedule",
+    "predict_transformer", "probe", "progress",
     "record_function", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save", "save_checkpoint",
     "scan", "scatter", "search_schedule", "send", "sendrecv", "set_auto_parallel_context", "set_context",
     "set_float32_matmul_precision", "set_memory", "set_seed", "shard", "ssend", "testing", "train", "value_and_grad",
@@ -145,6 +147,7 @@ logging.getLogger("simparallel").addHandler(logging.NullHandler())
 _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
     "Ledger": "algorithms.ledger", "Results": "runtime.launcher.launch",
+    "predict_transformer": "simulate.prediction",
     "dry_run": "predict.dry_run", "Prediction": "predict.prediction", "Plan": "search.plan",
     "pipeline_schedule": "parallel.pipeline.schedule", "search_schedule": "parallel.pipeline.search",
     **dict.fromkeys(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from simparallel.base.checks import is_integer
@@ -122,6 +122,11 @@ class LinkSpec:
     def step(self, size_bytes: float) -> Link:
         """Return latency and bandwidth of a step of an operation on `size_bytes`."""
         return Link(*self.all_segments[bisect_right(self.starts, size_bytes) - 1][1:])
+
+    def faster(self, factor: float) -> LinkSpec:
+        """Return links with `factor` times the bandwidth, for every size, and the same latencies."""
+        segments = tuple(each._replace(bandwidth_bytes_per_s=each[-1] * factor) for each in self.segments)
+        return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor, segments=segments)
 
     def time_s(self, size_bytes: float) -> float:
         """Return the time [s] of a message: no more than that of a larger one."""

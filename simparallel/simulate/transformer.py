@@ -7,7 +7,6 @@ recomputation in large transformer models" (arXiv 2205.05198). Latent attention:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
@@ -126,10 +125,6 @@ class TransformerShape:
             num_positions=self.length if self.num_positions is None else self.num_positions,
         )
 
-    def is_sparse(self, layer: int) -> bool:
-        """Return whether a block has experts."""
-        return self.num_experts > 0 and layer >= self.num_dense
-
     def attention_weights(self, tensor: int = 1) -> list[Weight]:
         """Return the weights of the attention of a block, on each device of a tensor group.
 
@@ -194,9 +189,9 @@ class TransformerShape:
         sparse = self.attention_weights() + [self.router()]
         if self.num_experts:
             sparse += self.mlp_weights(self.expert_width) * self.active_experts + self.mlp_weights(self.shared_width)
-        counts = [self.is_sparse(layer) for layer in range(self.num_layers)]
-        products = sum(2 * weight.inner * weight.columns for weight in dense) * counts.count(False)
-        products += sum(2 * weight.inner * weight.columns for weight in sparse) * counts.count(True)
+        num_dense, num_sparse = TrainingPlan(self).count_layers(0)
+        products = num_dense * sum(2 * weight.inner * weight.columns for weight in dense)
+        products += num_sparse * sum(2 * weight.inner * weight.columns for weight in sparse)
         attention = 2 * self.length * self.num_heads * (self.full.head_size + self.full.value_size) * self.num_layers
         head = 2 * self.width * self.vocabulary
         # The backward pass takes twice the flops of the forward pass.
@@ -304,25 +299,24 @@ class TrainingPlan:
         """The tokens of a micro-batch on a device."""
         return self.shape.length * self.micro_batch // self.context
 
-    def layers(self, stage: int) -> Iterator[int]:
-        """Return the numbers of the blocks of a device."""
-        each, more = divmod(self.shape.num_layers, self.pipeline * self.chunks)
-        for chunk in range(self.chunks):
-            part = chunk * self.pipeline + stage
-            first = part * each + min(part, more)
-            yield from range(first, first + each + (part < more))
-
     def count_layers(self, stage: int) -> tuple[int, int]:
         """Return the number of dense and of sparse blocks of a device."""
-        sparse = [self.shape.is_sparse(layer) for layer in self.layers(stage)]
-        return sparse.count(False), sparse.count(True)
+        dense, all_layers = 0, 0
+        each, more = divmod(self.shape.num_layers, self.pipeline * self.chunks)
+        for part in range(stage, self.pipeline * self.chunks, self.pipeline):
+            first = part * each + min(part, more)
+            last = first + each + (part < more)
+            all_layers += last - first
+            dense += max(0, min(last, self.shape.num_dense) - first)
+        return (dense, all_layers - dense) if self.shape.num_experts else (all_layers, 0)
 
-    def like_stages(self) -> dict[int, int]:
-        """Return for one of each kind of stages how many are like it: equal blocks, and not the first nor the last."""
+    @cached_property
+    def like_stages(self) -> dict[int, list[int]]:
+        """The first of each kind of stages -> all like it: as many blocks, and not the first nor the last."""
         kinds: dict[tuple[object, ...], list[int]] = {}
         for stage in range(self.pipeline):
             kinds.setdefault((*self.count_layers(stage), stage == 0, stage == self.pipeline - 1), []).append(stage)
-        return {stages[0]: len(stages) for stages in kinds.values()}
+        return {stages[0]: stages for stages in kinds.values()}
 
     @property
     def layers_per_stage(self) -> int:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args
+from functools import lru_cache
 
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError
+from simparallel.parallel.pipeline.rules import LOOP
+from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
 from simparallel.simulate.transformer import TrainingPlan, check_zero_stage
 
-Schedule = Literal["gpipe", "1f1b"]
+# The schedules whose time and memory are formulas.
+FORMULAS = ("gpipe", "1f1b")
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ FLOAT32_ADAM = ModelStates(4, 4, 8)
 FLOAT32_MOMENTUM = ModelStates(4, 4, 4)
 
 
-def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1f1b") -> Fraction:
+def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b") -> Fraction:
     """Return how many blocks' activations a stage holds at once, counted for one micro-batch each.
 
     GPipe holds all m micro-batches. 1F1B holds min(m, p - stage). The interleaved schedule warms up with
@@ -60,7 +63,8 @@ def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
     Args:
         plan: shape of the model, and how it is cut.
         stage: number of the stage, from 0.
-        schedule: "gpipe" or "1f1b", interleaved if the plan has several chunks a device.
+        schedule: "gpipe"; "1f1b", interleaved if the plan has several chunks a device; or another looped schedule of
+            `pipeline_schedule`, which holds what its own list says.
 
     Raises:
         InputError: no such stage or schedule.
@@ -72,8 +76,25 @@ def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
     elif schedule == "1f1b":
         chunks = min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1 if v > 1 else p - stage)
     else:
-        raise InputError(f"layers_in_flight: schedule={schedule!r} must be one of {', '.join(get_args(Schedule))}.")
+        made = looped_schedule(schedule, p, m, v)
+        chunks = sum(made.live_of(chunk * p + stage) for chunk in range(v))
     return Fraction(chunks * sum(plan.count_layers(stage)), v)
+
+
+@lru_cache(maxsize=64)
+def looped_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Return a schedule whose stages are on rank `stage` mod `ranks`, as `TrainingPlan` has them.
+
+    Raises:
+        InputError: an unknown schedule, one with another placement of the stages, or not for these numbers.
+    """
+    made = pipeline_schedule(name, ranks, microbatches, chunks)
+    if made.placement != LOOP:
+        raise InputError(
+            f"schedule={name!r} has a placement {made.placement!r} of its stages; a transformer is predicted with "
+            "stage s on rank s mod ranks: 1f1b, gpipe, zb_h1, zb_h2, or with chunks looped_bfs or interleaved_zb."
+        )
+    return made
 
 
 def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False) -> Fraction:
@@ -111,7 +132,7 @@ def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False) -> Fract
     return Fraction(shared * tokens, whole) + (cut + scores) * tokens
 
 
-def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1f1b") -> Fraction:
+def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b") -> Fraction:
     """Return the peak activation bytes that a device of a stage keeps for the backward pass.
 
     Beside the blocks, the first stage stores the mask of the embedding's dropout for each micro-batch in flight, and
@@ -121,7 +142,8 @@ def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
     Args:
         plan: shape of the model, and how it is cut.
         stage: number of the stage, from 0.
-        schedule: "gpipe" or "1f1b", interleaved if the plan has several chunks a device.
+        schedule: "gpipe"; "1f1b", interleaved if the plan has several chunks a device; or another looped schedule of
+            `pipeline_schedule`, which holds what its own list says.
 
     Raises:
         InputError: no such stage or schedule.

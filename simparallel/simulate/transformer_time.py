@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
-from operator import add
 from typing import NamedTuple
 
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, LinkSpec
 from simparallel.simulate.transformer import TrainingPlan
-from simparallel.simulate.transformer_memory import MIXED_ADAM, ModelStates
+from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 
 
 @dataclass(frozen=True)
@@ -147,33 +146,31 @@ class Pass(NamedTuple):
     rounds: int = 0
     exchanges: int = 0
 
-    def joined(self, other: Pass) -> Pass:
-        """Return the work of both."""
-        return Pass._make(map(add, self, other))
-
-    def times(self, count: int) -> Pass:
-        """Return the work of `count` equal parts."""
-        return Pass._make(part * count for part in self)
-
 
 def step_time(
-    plan: TrainingPlan, cluster: ClusterSpec, efficiency: Efficiency = Efficiency(), states: ModelStates = MIXED_ADAM
+    plan: TrainingPlan,
+    cluster: ClusterSpec,
+    efficiency: Efficiency = Efficiency(),
+    states: ModelStates = MIXED_ADAM,
+    schedule: str = "1f1b",
 ) -> StepTime:
     """Predict the time of one training step.
 
     With a pipeline of p stages, v chunks and m micro-batches, a step lasts m times the slowest stage, plus 1/v of
     the sum of the other stages; where p does not divide m, the interleaved schedule waits (v - 1)(p - m mod p) chunks
     more (Narayanan et al. 2021, section 2.2; Calculon's llm.py). Messages between stages are divided by the tensor
-    group (section 4.1).
+    group (section 4.1). Other schedules than GPipe and 1F1B take the time of their own clock.
 
     Args:
         plan: the model, and how it is cut.
         cluster: the described hardware, with as many ranks as the plan has devices.
         efficiency: what the hardware achieves of its data sheet.
         states: bytes of each parameter; gradients are exchanged in their own size.
+        schedule: a looped schedule of `pipeline_schedule`, such as "1f1b" or "zb_h1".
 
     Raises:
         ClusterError: the cluster has another number of ranks.
+        InputError: no such schedule, or not for these numbers.
     """
     if cluster.world_size != plan.world_size:
         raise ClusterError(
@@ -184,25 +181,32 @@ def step_time(
     price = _Prices(plan, efficiency.achieved(cluster), efficiency, states)
     # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
-    alike = plan.like_stages()
+    alike = plan.like_stages
     stages = {stage: price.stage(stage) for stage in alike}
     slowest = max(stages, key=lambda stage: stages[stage].sum_ps)
     own = stages[slowest]
-    all_ps = sum(count * stages[stage].sum_ps for stage, count in alike.items())
-    bubble = Fraction(all_ps - own.sum_ps, v) + Fraction((v - 1) * (-m % p) * own.sum_ps, v)
+    all_ps = sum(len(alike[stage]) * stages[stage].sum_ps for stage in alike)
+    messages_ps = m * own.messages_ps
+    if p == 1 or schedule in FORMULAS:
+        bubble = Fraction(all_ps - own.sum_ps, v) + Fraction((v - 1) * (-m % p) * own.sum_ps, v)
+    else:
+        ideal_ps = m * (own.sum_ps - own.messages_ps)
+        bubble = Fraction(_clocked(plan, schedule, stages, 0) - ideal_ps)
+        messages_ps = _clocked(plan, schedule, stages, own.messages_ps) - ideal_ps - round(bubble)
     data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in stages), key=sum)
-    seconds = (m * own.sum_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
+    seconds = (m * (own.sum_ps - own.messages_ps) + messages_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
     peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
     mfu, hfu = (
         float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
-        for recompute in ("none", plan.recompute)
+        # A fused kernel stores no scores, so that there is nothing to repeat selectively.
+        for recompute in ("none", "none" if plan.recompute == "selective" and plan.fused_attention else plan.recompute)
     )
     return StepTime(
         m * own.compute_ps,
         m * own.tensor_ps,
         m * own.context_ps,
         m * own.expert_ps,
-        m * own.messages_ps,
+        messages_ps,
         round(bubble),
         m * own.data_ps + data_ps,
         optimizer_ps,
@@ -212,7 +216,7 @@ def step_time(
 
 
 class _Stage(NamedTuple):
-    """The time of a stage for one micro-batch [ps]; `backward_ps` is a part of it that can hide an exchange."""
+    """The time of a stage for one micro-batch [ps]; `backward_ps` is a part of it, of which `weights_ps` is a part."""
 
     compute_ps: int
     tensor_ps: int
@@ -221,10 +225,26 @@ class _Stage(NamedTuple):
     messages_ps: int
     data_ps: int
     backward_ps: int
+    weights_ps: int
 
     @property
     def sum_ps(self) -> int:
-        return sum(self[:-1])
+        return sum(self[:-2])
+
+
+def _clocked(plan: TrainingPlan, name: str, stages: dict[int, _Stage], messages_ps: int) -> int:
+    """Return the time of a schedule by its own clock [ps]; exchanges of a stage are spread over its work."""
+    ranks, chunks = plan.pipeline, plan.chunks
+    made = looped_schedule(name, ranks, plan.num_micro_batches, chunks)
+    own = {stage: stages[first] for first, alike in plan.like_stages.items() for stage in alike}
+    forward, backward, weights = [], [], []
+    for stage in range(ranks * chunks):
+        each = own[stage % ranks]
+        spread = (each.sum_ps - each.messages_ps) / (each.compute_ps * chunks)
+        forward.append((each.compute_ps - each.backward_ps) * spread)
+        backward.append((each.backward_ps - each.weights_ps) * spread)
+        weights.append(each.weights_ps * spread)
+    return round(made.cost(forward, backward, weights, messages_ps / (2 * chunks)).makespan)
 
 
 class _Prices:
@@ -257,14 +277,21 @@ class _Prices:
     def stage(self, stage: int) -> _Stage:
         """Price one micro-batch on a stage."""
         plan = self.plan
-        work = _stage_work(plan, stage, self.states.gradient)
-        forward_ps, backward_ps, weights_ps = map(self.kernels, (work.forward, work.backward, work.weights))
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
-        hidden_ps = work.hidden * reduce_ps
+        forward_ps = backward_ps = weights_ps = shown = hidden = rounds = exchanges = 0
+        for count, work in _stage_work(plan, stage, self.states.gradient):
+            forward_ps += count * self.kernels(work.forward)
+            backward_ps += count * self.kernels(work.backward)
+            weights_ps += count * self.kernels(work.weights)
+            shown += count * work.shown
+            hidden += count * work.hidden
+            rounds += count * work.rounds
+            exchanges += count * work.exchanges
+        hidden_ps = hidden * reduce_ps
         if plan.overlap_tensor:
             hidden_ps = max(0, hidden_ps - weights_ps)
-        tensor_ps = work.shown * reduce_ps + hidden_ps
+        tensor_ps = shown * reduce_ps + hidden_ps
         messages_ps = 0
         if plan.pipeline > 1:
             # Each device sends its part to the next stage, whose tensor group puts it together.
@@ -274,9 +301,10 @@ class _Prices:
             messages_ps = 2 * plan.chunks * message_ps
         gradients_ps = backward_ps + weights_ps
         data_ps = self.zero3(stage, forward_ps, gradients_ps) if plan.zero_stage == 3 else 0
-        expert_ps = work.exchanges * self.exchange_ps()
-        context_ps = work.rounds * self.round_ps()
-        return _Stage(forward_ps + gradients_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps)
+        expert_ps = exchanges and exchanges * self.exchange_ps()
+        context_ps = rounds and rounds * self.round_ps()
+        compute_ps = forward_ps + gradients_ps
+        return _Stage(compute_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps, weights_ps)
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
@@ -342,22 +370,19 @@ class _Prices:
         return exchange_ps, self.kernels([Kernel(0, round(owned * moved))])
 
 
-def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> Pass:
-    """Return the kernels of a stage for one micro-batch."""
+def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> list[tuple[int, Pass]]:
+    """Return the kernels of a stage for one micro-batch: how many equal parts it has, and the work of one."""
     shape, t, item = plan.shape, plan.tensor, plan.item_bytes
     tokens, h = plan.tokens, shape.width
     # Tokens of norms and dropouts, which the tensor group shares only under sequence parallelism.
     own = tokens // t if plan.sequence_parallel else tokens
-    dense, sparse = plan.count_layers(stage)
-    work = _block_work(plan, gradient_bytes).times(dense)
-    if sparse:
-        work = work.joined(_block_work(plan, gradient_bytes, is_sparse=True).times(sparse))
-    mask = shape.has_dropout
+    blocks = zip(plan.count_layers(stage), (False, True), strict=True)
+    work = [(count, _block_work(plan, gradient_bytes, is_sparse)) for count, is_sparse in blocks if count]
     if stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
         lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
-        dropout = [Kernel(0, (2 * item + 1) * own * h)] * mask
-        work = work.joined(Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0))
+        dropout = [Kernel(0, (2 * item + 1) * own * h)] * shape.has_dropout
+        work.append((1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
     if stage == plan.pipeline - 1:
         vocabulary = -(-shape.vocabulary // t)
         logits = tokens * vocabulary
@@ -366,12 +391,12 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> Pass:
         norm, norm_backward = Kernel(0, 2 * item * own * h), Kernel(0, 3 * item * own * h)
         head = [norm, _product(tokens, h, vocabulary, item), convert, Kernel(0, 8 * logits)]
         back = [convert, _product(tokens, vocabulary, h, item), norm_backward]
-        last = [_weight_gradient(tokens, h, vocabulary, item, gradient_bytes)]
-        work = work.joined(Pass(head, back, last, 0, 1))
+        weights = [_weight_gradient(tokens, h, vocabulary, item, gradient_bytes)]
+        work.append((1, Pass(head, back, weights, 0, 1)))
     return work
 
 
-def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool = False) -> Pass:
+def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool) -> Pass:
     """Return the kernels of a block for one micro-batch."""
     shape, t, item = plan.shape, plan.tensor, plan.item_bytes
     full, tokens, h = shape.full, plan.tokens, shape.width
