@@ -13,6 +13,8 @@ import simparallel as sp
 
 # Modules that users import by their full names, because they need another package or are seldom used.
 APART = (
+    "simparallel.simulate.config",
+    "simparallel.simulate.prediction",
     "simparallel.simulate.transformer",
     "simparallel.simulate.transformer_memory",
     "simparallel.simulate.transformer_time",

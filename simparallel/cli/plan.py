@@ -16,7 +16,7 @@ from simparallel.base.argparse_checks import at_least_one, flag
 from simparallel.base.names import did_you_mean
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.cli import flags
+from simparallel.cli import flags, plan_config
 from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, load_cluster
@@ -42,18 +42,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--explain", metavar="OP", action="append", default=[], help="say why a call has its strategy; repeatable"
     )
     flags.add(command, "json")
+    plan_config.add_arguments(command)
     command.add_argument(
-        "what", metavar="MODEL|SCRIPT", help="a model of simparallel.models, such as resnet50; or a Python file"
+        "what", nargs="?", metavar="MODEL|SCRIPT", help="a model of simparallel.models, or a Python file"
     )
     # Unlike in `predict`, not the whole rest of the line: options may follow the model.
     command.add_argument("arguments", nargs="*", help="passed on to the script; its options after SCRIPT --")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Make the plan of a model, or the plans of a script, and print or write the requested output.
+    """Make the plan of a model, or the plans of a script or a config, and print or write the requested output.
 
     Raises:
-        InputError: neither a model nor a script, or an option that does not go with it.
+        InputError: neither a model nor a script nor a config, or an option that does not go with it.
         ClusterError: the cluster cannot be described.
         SearchError: no plan fits into the memory.
         RunFailedError: the script failed.
@@ -66,6 +67,12 @@ def main(options: argparse.Namespace) -> int:
         # By default a plan may use the memory of the device.
         device = replace(cluster.device, memory_bytes=parse_bytes(options.device_memory, "--device-memory"))
         cluster = replace(cluster, device=device)
+    if options.config is not None:
+        with _progress() as progress:
+            plan_config.main(options, cluster, progress)
+        return 0
+    if options.what is None:
+        raise InputError("plan: name a model of simparallel.models or a script, or pass --config.")
     plans = _of_model(options, cluster) if options.what in MODELS else _of_script(options, cluster)
     if options.json:
         told = [plan.to_dict() for plan in plans]

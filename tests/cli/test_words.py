@@ -49,7 +49,7 @@ USAGE = {
     "ranks": ("predict --np 4 x.py", "--np. Did you mean -n?"),
     "ranks of mpirun": ("run --np 4 x.py", "--np. Did you mean -n?"),
     "memory": ("plan mlp --cluster a100 --memory 1GB", "--memory 1GB. Did you mean --device-memory?"),
-    "batch": ("plan mlp --cluster a100 --batch 8", "--batch 8. Did you mean --batch-size?"),
+    "batch": ("plan mlp --cluster a100 --batch 8", "--batch 8. Did you mean --batch-size or --global-batch?"),
     "picture": ("trace t.json --png t.png", "Did you mean --picture?"),
     "events": ("predict --trace t.json --png t.png x.py", "--trace. Did you mean --out?"),
     "file": ("cluster a100 --save a.json", "Did you mean --out?"),
