@@ -245,7 +245,13 @@ def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype:
 
 
 def worst_memory(plan: TrainingPlan, schedule: str, states: ModelStates) -> dict[str, int]:
-    """Return the bytes by kind of the device that holds most."""
+    """Return the bytes by kind of the device that holds most.
+
+    Args:
+        plan: the model, and how it is cut.
+        schedule: see `predict_transformer`.
+        states: bytes of each parameter.
+    """
     kinds = (
         {
             "states": round(state_bytes(plan, stage, states)),
@@ -259,7 +265,12 @@ def worst_memory(plan: TrainingPlan, schedule: str, states: ModelStates) -> dict
 
 
 def range_bytes(plan: TrainingPlan, memory: Mapping[str, int]) -> tuple[int, int]:
-    """Return what a device needs at least and at most beside these bytes by kind: what tensors do not allocate."""
+    """Return what a device needs at least and at most, with what tensors do not allocate.
+
+    Args:
+        plan: tells which communicators there are.
+        memory: the allocated bytes by kind.
+    """
     sizes = (plan.tensor, plan.context, plan.expert, plan.data * plan.context, plan.pipeline)
     communicators = sum(size > 1 for size in sizes)
     allocated = sum(memory.values())

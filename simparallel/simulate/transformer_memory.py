@@ -85,6 +85,9 @@ def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b")
 def looped_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Return a schedule whose stages are on rank `stage` mod `ranks`, as `TrainingPlan` has them.
 
+    Args:
+        name, ranks, microbatches, chunks: see `pipeline_schedule`.
+
     Raises:
         InputError: an unknown schedule, one with another placement of the stages, or not for these numbers.
     """
