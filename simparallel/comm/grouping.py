@@ -78,7 +78,8 @@ class GroupRegistry:
     def _local_group(self, members: tuple[int, ...], purpose: str) -> Group:
         """Create a group by its members alone: the lowest rank collects their lists and sends the decision to all.
 
-        Each rank owns some slots for such groups. A new group takes a slot of the member that has used the fewest.
+        Each rank owns some slots for such groups. A new group takes a slot of the member that has used the fewest. In a
+        folded dry run, these are the members that run.
         """
         if self.rank not in members:
             raise InputError(
@@ -86,17 +87,18 @@ class GroupRegistry:
                 "members may call it."
             )
         control, size = self._mailbox.transport.segment.map, self.world_size
+        running = control.running(members)
         call = f"new_group({list(members)}, use_local_synchronization=True)"
         # [local slots used, number of members, members …], padded to the longest possible list, because a receiver
         # must know the size.
         words = np.full(size + 2, -1)
         words[: 2 + len(members)] = self._num_local, len(members), *members
-        leader = min(members)
+        leader = min(running)
         if self.rank == leader:
-            everyone = {rank: words if rank == leader else self._hear(rank, call) for rank in members}
+            everyone = {rank: words if rank == leader else self._hear(rank, call) for rank in running}
             # Only the leader has seen all lists, so it decides for all, also whether to raise.
             words = self._decided(members, everyone)
-            for rank in members:
+            for rank in running:
                 if rank != leader:
                     self._tell(rank, words, call)
         else:
@@ -124,7 +126,7 @@ class GroupRegistry:
             self._mailbox,
             self._medium,
             # Slots of groups made by the whole world come first, then slots of rank 0, of rank 1, …
-            control.max_world_groups + owner * control.local_groups + used,
+            control.max_world_groups + control.place(owner) * control.local_groups + used,
             members,
         )
         self.made.append(group)
@@ -136,9 +138,9 @@ class GroupRegistry:
         """Return the slot's owner and number; or -1 - r and the list of the first rank r whose list differs."""
         named = {rank: tuple(words[2 : 2 + words[1]].tolist()) for rank, words in everyone.items()}
         result = np.full(self.world_size + 2, -1)
-        wrong = next((rank for rank in members if named[rank] != members), None)
+        wrong = next((rank for rank in everyone if named[rank] != members), None)
         if wrong is None:
-            owner = min(members, key=lambda rank: everyone[rank][0])
+            owner = min(everyone, key=lambda rank: everyone[rank][0])
             result[:2] = owner, everyone[owner][0]
         else:
             result[0] = -1 - wrong

@@ -258,6 +258,30 @@ def test_chain_of_groups_is_found_in_one_run() -> None:
     assert sorted(runs) == sorted([0, 63, *range(22), 63])
 
 
+def mesh_with_stages(dp: int, pp: int, tp: int) -> None:
+    """Train stages whose weights are cut over groups that the members of a stage make alone."""
+    mesh = sp.Mesh((dp, pp, tp), ("dp", "pp", "tp"))
+    width = 4 * tp
+    layers = [sp.nn.Linear(width, width) for _ in range(2 * pp)]
+    network = sp.nn.Sequential(*layers)
+    layout = sp.Layout((tp,), ("tp",), mesh.group("tp", sp.get_rank()))
+    sp.distribute_module(network, layout, {"*.weight": ("tp", "None"), "*.bias": ("tp",)})
+    stages = [[f"{2 * stage}", f"{2 * stage + 1}"] for stage in range(pp)]
+    pipeline = sp.parallel.Pipeline(network, lambda y, target: ((y - target) ** 2).mean(), 2, "1f1b", stages, mesh=mesh)
+    optimizer = sp.optim.Adam(pipeline.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pipeline.step(np.ones((6, width), np.float32), np.zeros((6, width), np.float32))
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("shape", "most"), [((2, 2, 2), 8), ((2, 2, 4), 8), ((1, 3, 5), 6), ((3, 2, 3), 12)])
+def test_groups_of_members_alone_fold(shape: tuple[int, int, int], most: int) -> None:
+    """The ends of each group run, and no member between them."""
+    folded = check_folded(mesh_with_stages, int(np.prod(shape)), *shape)
+    assert len(folded.memory) <= most
+
+
 @given(st.integers(3, 20), st.data())
 def test_ranks_without_a_group_are_alike(world_size: int, data: Any) -> None:
     """They are not like the members of a group, next to which they are."""

@@ -51,9 +51,17 @@ class _FoldedMap(ControlMap):
             raise NotRunError(f"rank {rank} does not run")
         return place
 
+    def running(self, ranks: Sequence[int]) -> Sequence[int]:
+        return [rank for rank in ranks if rank in self.places]
+
     @property
     def max_world_groups(self) -> int:
         return self.whole.max_world_groups
+
+    @property
+    def local_groups(self) -> int:
+        # As many in all as the ranks have together.
+        return -(-self.whole.local_groups * self.whole.world_size // self.world_size)
 
 
 class FoldedSegment(SharedSegment):

@@ -102,6 +102,10 @@ class ControlMap:
         """Return the place of a rank's words among those of all ranks."""
         return rank
 
+    def running(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Return those of the ranks that run: all but in a folded dry run."""
+        return ranks
+
     def _pair(self, first: int, second: int) -> int:
         return self.place(first) * self.world_size + self.place(second)
 
