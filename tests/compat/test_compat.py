@@ -93,8 +93,8 @@ def test_missing_module_is_named(monkeypatch):
         with refused(ModuleNotFoundError):
             import_module("mindspore.nn.layer.conv")
     finally:
-        for name in ("mindspore", "mindspore.nn"):
-            sys.modules.pop(name, None)
+        for name in [name for name in sys.modules if f"{name}.".startswith("mindspore.")]:
+            sys.modules.pop(name)
 
 
 def test_shell_functions(tmp_path):

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import simparallel as sp
 from simparallel import Tensor, functions
 from simparallel.autograd.functions import *
 from simparallel.autograd.ops.along import Largest
+from simparallel.clock.notes import note_once
 from simparallel.compat.front import public_names
+from simparallel.errors import InputError
 
 # In PyTorch these are in torch.nn.functional, methods, or take other arguments.
 del (
@@ -43,6 +46,49 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
 
 clip = clamp
 
+# Methods of Tensor that are functions of torch, too.
+amax = Tensor.amax
+amin = Tensor.amin
+bmm = Tensor.bmm
+diag = Tensor.diag
+index_select = Tensor.index_select
+mm = Tensor.mm
+multinomial = Tensor.multinomial
+norm = Tensor.norm
+roll = Tensor.roll
+scatter_reduce = Tensor.scatter_reduce
+t = Tensor.t
+tril = Tensor.tril
+triu = Tensor.triu
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Return the tensors, vectors or numbers, broadcast to a grid; with "xy", the first two dims are swapped.
+
+    Raises:
+        InputError: another `indexing`.
+    """
+    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    if indexing not in ("ij", "xy"):
+        raise InputError(f"meshgrid: indexing={indexing!r}, choose 'ij' or 'xy'.")
+    shape = tuple(int(x.size) for x in given)
+    grid = [
+        functions.expand(functions.reshape(x, *(1,) * i, -1, *(1,) * (len(given) - 1 - i)), *shape)
+        for i, x in enumerate(given)
+    ]
+    return tuple(functions.transpose(x, 0, 1) if indexing == "xy" and len(shape) > 1 else x for x in grid)
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """See `sp.set_float32_matmul_precision`; "medium" means "high"."""
+    sp.set_float32_matmul_precision("high" if precision == "medium" else precision)
+
+
+def compile(model: Any = None, **settings: Any) -> Any:
+    """Return the function or module itself; without one, a decorator. Noted: operations run one by one."""
+    note_once("torch.compile changes nothing here: operations run one by one.")
+    return (lambda decorated: decorated) if model is None else model
+
 
 def _chosen(choose: Any, input: Any, dim: int, keepdim: bool) -> Largest:
     """Return the chosen elements along `dim` and their indices; only these elements get gradients."""
@@ -52,4 +98,4 @@ def _chosen(choose: Any, input: Any, dim: int, keepdim: bool) -> Largest:
     return found if keepdim else Largest(*(functions.squeeze(y, dim) for y in found))
 
 
-__all__ = public_names(globals(), "Largest", "Tensor")
+__all__ = public_names(globals(), "InputError", "Largest", "Tensor", "sp")

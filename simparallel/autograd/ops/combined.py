@@ -1,0 +1,205 @@
+"""Methods of Tensor, under PyTorch's names, that combine ops or write into the tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd.dims import Dims
+from simparallel.autograd.methods import TensorMethods, method
+from simparallel.autograd.ops.along import scatter_add
+from simparallel.autograd.ops.elementwise import clone
+from simparallel.autograd.ops.expand import expand
+from simparallel.autograd.ops.indexing import setitem, take
+from simparallel.autograd.ops.join import cat
+from simparallel.autograd.ops.selection import where
+from simparallel.autograd.ops.shape import reshape, transpose
+from simparallel.autograd.tensor import Tensor
+from simparallel.backend import filled, random_normal, random_state, random_uniform
+from simparallel.errors import InputError, ShapeError
+
+
+@method("dim")
+def dim(x: Tensor) -> int:
+    """Return the number of dims."""
+    return x.ndim
+
+
+@method("contiguous")
+def contiguous(x: Tensor) -> Tensor:
+    """Return the tensor itself if its memory is in row-major order, else a copy."""
+    return x if x._data.flags.c_contiguous else clone(x)
+
+
+@method("pin_memory")
+def pin_memory(x: Tensor) -> Tensor:
+    """Return the tensor itself: copies to a device need no other host memory."""
+    return x
+
+
+@method("view_as")
+def view_as(x: Tensor, other: Tensor) -> Tensor:
+    """Return the tensor in the shape of `other`."""
+    return reshape(x, *other.shape)
+
+
+@method("expand_as")
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
+    """Return the tensor, broadcast to the shape of `other`."""
+    return expand(x, *other.shape)
+
+
+@method("type_as")
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    """Return the tensor in the dtype of `other`."""
+    return x.astype(other.dtype)
+
+
+@method("t")
+def t(x: Tensor) -> Tensor:
+    """Return the matrix transposed; vectors and numbers as they are. Raise ShapeError for more dims."""
+    if x.ndim > 2:
+        raise ShapeError(f"t: the tensor has shape {x.shape}, not that of a matrix; use transpose or permute.")
+    return transpose(x, 0, 1) if x.ndim == 2 else x
+
+
+@method("index_select")
+def index_select(x: Tensor, dim: int, index: Any) -> Tensor:
+    """Return the entries at `index` along `dim`."""
+    return take(x, index, dim)
+
+
+@method("norm")
+def norm(x: Tensor, p: Any = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """Return the p-norm over `dim` (all dims by default); `p` is a number above 0, infinity or "fro"."""
+    p = 2 if p == "fro" else p
+    if not (isinstance(p, (int, float)) and p > 0):
+        raise InputError(f"norm: p={p!r}, need a number above 0, infinity or 'fro'.")
+    if p == float("inf"):
+        return abs(x).max(dim, keepdim)
+    total = (x * x if p == 2 else abs(x) ** p).sum(dim, keepdim)
+    # The gradient at 0 is 0, as in PyTorch; that of the root would be infinite.
+    return where(total == 0, total, where(total == 0, 1, total) ** (1 / p))
+
+
+@method("roll")
+def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    """Shift the elements along `dims`, round the end; without `dims`, in row-major order."""
+    if dims is None:
+        return reshape(roll(reshape(x, -1), shifts, 0), *x.shape)
+    for shift, at in np.broadcast(shifts, dims):
+        x = take(x, np.roll(np.arange(x.shape[at]), shift), int(at))
+    return x
+
+
+@method("tril")
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """Return the matrices with zeros above a diagonal; 0 is the main one, 1 the next above."""
+    return where(np.tri(x.shape[-2], x.shape[-1], diagonal, bool), x, np.zeros((), x.dtype))
+
+
+@method("triu")
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """Return the matrices with zeros below a diagonal; 0 is the main one, 1 the next above."""
+    return where(np.tri(x.shape[-2], x.shape[-1], diagonal - 1, bool), np.zeros((), x.dtype), x)
+
+
+@method("diag")
+def diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    """Return a diagonal of a matrix; of a vector, the matrix with this diagonal and zeros elsewhere."""
+    if x.ndim == 2:
+        return take(reshape(x, -1), np.diagonal(np.arange(x.size).reshape(x.shape), diagonal), 0)
+    if x.ndim != 1:
+        raise ShapeError(f"diag: the tensor has shape {x.shape}, not that of a vector or a matrix.")
+    # Position 0 holds the zero.
+    return take(cat([np.zeros(1, x.dtype), x]), np.diag(np.arange(1, len(x) + 1), diagonal), 0)
+
+
+@method("scatter_reduce")
+def scatter_reduce(x: Tensor, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
+    """Add `src` to the elements of the tensor at `index` along `dim`, see `functions.scatter_add`.
+
+    Raises:
+        InputError: another reduction than "sum", or `include_self=False`.
+    """
+    if reduce != "sum" or not include_self:
+        raise InputError(
+            f"scatter_reduce: reduce={reduce!r} with include_self={include_self} does not exist here, only 'sum' with "
+            "include_self=True."
+        )
+    return scatter_add(x, dim, index, src)
+
+
+@method("multinomial")
+def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    """Draw positions along the last dim, int64, with probabilities in proportion to the elements.
+
+    Raises:
+        InputError: negative or infinite elements, or fewer above 0 than samples.
+    """
+    weights = x.detach().numpy().astype(np.float64)
+    least = 1 if replacement else num_samples
+    if not (np.isfinite(weights) & (weights >= 0)).all() or ((weights > 0).sum(-1) < least).any():
+        raise InputError(
+            f"multinomial: the weights of shape {x.shape} have to be finite, 0 or more, and {least} or more of each "
+            "row above 0."
+        )
+    # The first of several waiting times, each exponential with its weight as the rate.
+    weights = np.expand_dims(weights, -2).repeat(num_samples if replacement else 1, -2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        waits = -np.log1p(-_drawn(random_uniform, weights.shape)) / weights
+    order = np.argsort(waits, -1)
+    return Tensor(order[..., 0] if replacement else order[..., 0, :num_samples], device=x.device)
+
+
+@method("copy_")
+def copy_(x: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
+    """Write the elements of `src`, broadcast, into the tensor."""
+    setitem(x, ..., src)
+    return x
+
+
+@method("fill_")
+def fill_(x: Tensor, value: Any) -> Tensor:
+    """Write `value` into every element."""
+    return copy_(x, value)
+
+
+@method("zero_")
+def zero_(x: Tensor) -> Tensor:
+    """Write 0 into every element."""
+    return copy_(x, 0)
+
+
+@method("normal_")
+def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Write numbers of this normal distribution into the tensor."""
+    return copy_(x, filled(x.shape, x.dtype, x.data, lambda: mean + std * _drawn(random_normal, x.shape)))
+
+
+@method("uniform_")
+def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Write numbers into the tensor that are evenly distributed in [low, high)."""
+    return copy_(x, filled(x.shape, x.dtype, x.data, lambda: low + (high - low) * _drawn(random_uniform, x.shape)))
+
+
+def _drawn(draw: Callable[[int, str, int, int], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """Draw from a new stream of random numbers."""
+    stream = random_state.next_stream(draw.__name__)
+    return draw(random_state.seed, stream, 0, math.prod(shape)).reshape(shape)
+
+
+def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(function)
+    def write(x: Tensor, *args: Any, **settings: Any) -> Tensor:
+        return copy_(x, function(x, *args, **settings))
+
+    return write
+
+
+for _name in ("add", "clamp", "div", "masked_fill", "mul", "sub"):
+    method(f"{_name}_")(_in_place(getattr(TensorMethods, _name)))
