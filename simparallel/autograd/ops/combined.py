@@ -11,7 +11,7 @@ import numpy as np
 
 from simparallel.autograd.dims import Dims
 from simparallel.autograd.methods import TensorMethods, method
-from simparallel.autograd.ops.along import scatter_add
+from simparallel.autograd.ops.along import scatter
 from simparallel.autograd.ops.elementwise import clone
 from simparallel.autograd.ops.expand import expand
 from simparallel.autograd.ops.indexing import setitem, take
@@ -53,24 +53,12 @@ def expand_as(x: Tensor, other: Tensor) -> Tensor:
     return expand(x, *other.shape)
 
 
-@method("type_as")
-def type_as(x: Tensor, other: Tensor) -> Tensor:
-    """Return the tensor in the dtype of `other`."""
-    return x.astype(other.dtype)
-
-
 @method("t")
 def t(x: Tensor) -> Tensor:
     """Return the matrix transposed; vectors and numbers as they are. Raise ShapeError for more dims."""
     if x.ndim > 2:
         raise ShapeError(f"t: the tensor has shape {x.shape}, not that of a matrix; use transpose or permute.")
     return transpose(x, 0, 1) if x.ndim == 2 else x
-
-
-@method("index_select")
-def index_select(x: Tensor, dim: int, index: Any) -> Tensor:
-    """Return the entries at `index` along `dim`."""
-    return take(x, index, dim)
 
 
 @method("norm")
@@ -120,18 +108,9 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
 
 
 @method("scatter_reduce")
-def scatter_reduce(x: Tensor, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
-    """Add `src` to the elements of the tensor at `index` along `dim`, see `functions.scatter_add`.
-
-    Raises:
-        InputError: another reduction than "sum", or `include_self=False`.
-    """
-    if reduce != "sum" or not include_self:
-        raise InputError(
-            f"scatter_reduce: reduce={reduce!r} with include_self={include_self} does not exist here, only 'sum' with "
-            "include_self=True."
-        )
-    return scatter_add(x, dim, index, src)
+def scatter_reduce(x: Tensor, dim: int, index: Any, src: Any, reduce: str) -> Tensor:
+    """Add `src` to the elements at `index` along `dim`; `reduce` is "sum". See `functions.scatter`."""
+    return scatter(x, dim, index, src, "add" if reduce == "sum" else reduce)
 
 
 @method("multinomial")
@@ -156,49 +135,36 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
     return Tensor(order[..., 0] if replacement else order[..., 0, :num_samples], device=x.device)
 
 
-@method("copy_")
-def copy_(x: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
-    """Write the elements of `src`, broadcast, into the tensor."""
-    setitem(x, ..., src)
+@method("copy_ fill_")
+def write(x: Tensor, value: Any, non_blocking: bool = False) -> Tensor:
+    """Write a value, such as another tensor, into all elements; it is broadcast."""
+    setitem(x, ..., value)
     return x
-
-
-@method("fill_")
-def fill_(x: Tensor, value: Any) -> Tensor:
-    """Write `value` into every element."""
-    return copy_(x, value)
 
 
 @method("zero_")
 def zero_(x: Tensor) -> Tensor:
-    """Write 0 into every element."""
-    return copy_(x, 0)
+    """Write 0 into all elements."""
+    return write(x, 0)
 
 
 @method("normal_")
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Write numbers of this normal distribution into the tensor."""
-    return copy_(x, filled(x.shape, x.dtype, x.data, lambda: mean + std * _drawn(random_normal, x.shape)))
-
-
-@method("uniform_")
-def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Write numbers into the tensor that are evenly distributed in [low, high)."""
-    return copy_(x, filled(x.shape, x.dtype, x.data, lambda: low + (high - low) * _drawn(random_uniform, x.shape)))
+    """Write numbers of this normal distribution into all elements."""
+    return write(x, filled(x.shape, x.dtype, x.data, lambda: mean + std * _drawn(random_normal, x.shape)))
 
 
 def _drawn(draw: Callable[[int, str, int, int], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """Draw from a new stream of random numbers."""
-    stream = random_state.next_stream(draw.__name__)
-    return draw(random_state.seed, stream, 0, math.prod(shape)).reshape(shape)
+    return draw(random_state.seed, random_state.next_stream(draw.__name__), 0, math.prod(shape)).reshape(shape)
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(function)
-    def write(x: Tensor, *args: Any, **settings: Any) -> Tensor:
-        return copy_(x, function(x, *args, **settings))
+    def written(x: Tensor, *args: Any, **settings: Any) -> Tensor:
+        return write(x, function(x, *args, **settings))
 
-    return write
+    return written
 
 
 for _name in ("add", "clamp", "div", "masked_fill", "mul", "sub"):

@@ -1,12 +1,7 @@
 """`torch.accelerator`: the devices of `torch.cuda`."""
 
-from simparallel.compat.torch.cuda import (
-    current_device as current_device_index,
-    device_count,
-    is_available,
-    set_device as set_device_index,
-    synchronize,
-)
+from simparallel.compat.torch.cuda import *
+from simparallel.compat.torch.cuda import current_device as current_device_index, set_device as set_device_index
 
 
 class Accelerator(str):

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, nullcontext
 from typing import Any
 
 from simparallel import optim
 from simparallel.clock.notes import note_once
-from simparallel.compat.front import front
 
 
-class autocast(ContextDecorator):
+class autocast(nullcontext[None], ContextDecorator):
     """A block or a function that PyTorch computes in another precision: noted, and computed in float32 here."""
 
-    def __init__(
-        self, device_type: str = "cuda", dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
-    ) -> None:
+    def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
         if enabled:
-            note_once(
-                "autocast computes in the dtypes of its inputs here; for float16, sp.nn.auto_mixed_precision(model)."
-            )
-
-    def __enter__(self) -> autocast:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
+            note_once("autocast keeps the dtypes of the inputs; for float16, use sp.nn.auto_mixed_precision(model).")
+        super().__init__()
 
 
-@front(optim.GradScaler)
-def GradScaler(
-    device: Any = "cuda",
-    init_scale: float = 2.0**16,
-    growth_factor: float = 2.0,
-    backoff_factor: float = 0.5,
-    growth_interval: int = 2000,
-    enabled: bool = True,
-) -> None:
-    """See `sp.optim.GradScaler`."""
+class GradScaler(optim.GradScaler):
+    """An `sp.optim.GradScaler` for a device that is named."""
+
+    def __init__(self, device: Any = "cuda", **settings: Any) -> None:
+        super().__init__(**settings)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import simparallel as sp
 from simparallel import Tensor, functions
 from simparallel.autograd.functions import *
 from simparallel.autograd.ops.along import Largest
 from simparallel.clock.notes import note_once
 from simparallel.compat.front import public_names
-from simparallel.errors import InputError
 
 # In PyTorch these are in torch.nn.functional, methods, or take other arguments.
 del (
@@ -47,36 +48,16 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
 clip = clamp
 
 # Methods of Tensor that are functions of torch, too.
-amax = Tensor.amax
-amin = Tensor.amin
-bmm = Tensor.bmm
-diag = Tensor.diag
-index_select = Tensor.index_select
-mm = Tensor.mm
-multinomial = Tensor.multinomial
-norm = Tensor.norm
-roll = Tensor.roll
-scatter_reduce = Tensor.scatter_reduce
-t = Tensor.t
-tril = Tensor.tril
-triu = Tensor.triu
+_METHODS = ("amax", "amin", "bmm", "diag", "mm", "multinomial", "norm", "roll", "scatter_reduce", "t",
+            "tril", "triu")  # fmt: skip
+globals().update((name, getattr(Tensor, name)) for name in _METHODS)
 
 
-def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Return the tensors, vectors or numbers, broadcast to a grid; with "xy", the first two dims are swapped.
-
-    Raises:
-        InputError: another `indexing`.
-    """
+def meshgrid(*tensors: Any, indexing: Any = "ij") -> tuple[Tensor, ...]:
+    """Return the vectors, repeated along the dims of the others; with "xy", the first two dims are swapped."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-    if indexing not in ("ij", "xy"):
-        raise InputError(f"meshgrid: indexing={indexing!r}, choose 'ij' or 'xy'.")
-    shape = tuple(int(x.size) for x in given)
-    grid = [
-        functions.expand(functions.reshape(x, *(1,) * i, -1, *(1,) * (len(given) - 1 - i)), *shape)
-        for i, x in enumerate(given)
-    ]
-    return tuple(functions.transpose(x, 0, 1) if indexing == "xy" and len(shape) > 1 else x for x in grid)
+    positions = np.meshgrid(*(np.arange(int(x.size)) for x in given), indexing=indexing)
+    return tuple(functions.take(functions.reshape(x, -1), at, 0) for x, at in zip(given, positions, strict=True))
 
 
 def set_float32_matmul_precision(precision: str) -> None:
@@ -98,4 +79,4 @@ def _chosen(choose: Any, input: Any, dim: int, keepdim: bool) -> Largest:
     return found if keepdim else Largest(*(functions.squeeze(y, dim) for y in found))
 
 
-__all__ = public_names(globals(), "InputError", "Largest", "Tensor", "sp")
+__all__ = public_names(globals(), "Largest", "Tensor", "np", "sp")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import simparallel as sp
@@ -12,19 +11,13 @@ from simparallel.compat.front import refuse, unused
 from simparallel.compat.imports import install, installed
 
 
-def spawn(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> None:
+def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, **settings: Any) -> None:
     """Run `fn(rank, *args)` on `nprocs` ranks, see `sp.launch`.
 
     Raises:
         InputError: `join=False`; otherwise as `sp.launch`.
     """
+    unused("spawn", **settings)
     refuse("spawn", "leave it out, and spawn waits for the ranks", join="False" if not join else None)
     sp.launch(_begin, (installed(), dumps((fn, args))), world_size=nprocs)
 

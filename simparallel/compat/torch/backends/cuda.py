@@ -7,6 +7,7 @@ from types import ModuleType
 from simparallel.compat.front import Settings, unused
 
 matmul: ModuleType = Settings("torch.backends.cuda.matmul")
+vars(matmul).update(allow_tf32=False)
 
 
 def enable_flash_sdp(enabled: bool) -> None:

@@ -101,6 +101,11 @@ def get_backend(group: Group | None = None) -> str:
     return type(sp.comm.current().transport).__name__.removesuffix("Transport").lower()
 
 
+def get_default_backend_for_device(device: Any) -> str:
+    """Return the backend that PyTorch would use: "nccl"."""
+    return "nccl"
+
+
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Any = None,
