@@ -77,7 +77,7 @@ class Sampler:
     def _size(self) -> int:
         return len(self)
 
-    def _shuffles(self) -> bool:
+    def _shuffles(self) -> bool | str:
         return False
 
     def __iter__(self) -> Iterator[int]:
@@ -143,7 +143,9 @@ class RandomSampler(Sampler):
         self.size = len(dataset)
         if num_samples is not None and not replacement:
             raise InputError(f"RandomSampler: num_samples={num_samples!r} needs replacement=True.")
-        self.num_samples = check_integer("RandomSampler", "num_samples", num_samples or self.size, 0)
+        self.num_samples = check_integer(
+            "RandomSampler", "num_samples", self.size if num_samples is None else num_samples, 0
+        )
         self.seed = check_integer("RandomSampler", "seed", seed, 0)
         self.replacement = replacement
         self.epoch = 0
@@ -152,8 +154,8 @@ class RandomSampler(Sampler):
         """Move to an epoch, for example when training resumes."""
         self.epoch = check_integer("RandomSampler", "epoch", epoch, 0)
 
-    def _shuffles(self) -> bool:
-        return True
+    def _shuffles(self) -> bool | str:
+        return "with replacement" if self.replacement else True
 
     def indices(self) -> Any:
         return self.remaining(0)

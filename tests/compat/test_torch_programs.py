@@ -137,6 +137,8 @@ def test_random_sampler_with_replacement():
     orders = [list(few), list(few)]
     assert [len(order) for order in orders] == [7, 7]
     assert orders[0] != orders[1]
+    with refused(sp.errors.StateDictError):
+        front.utils.data.RandomSampler(range(7)).load_state_dict(few.state_dict())
     assert sorted(front.utils.data.RandomSampler(data)) == list(data)
     with refused(InputError):
         front.utils.data.RandomSampler(data, num_samples=3)
