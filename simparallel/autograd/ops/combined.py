@@ -13,13 +13,12 @@ from simparallel.autograd.dims import Dims
 from simparallel.autograd.methods import TensorMethods, method
 from simparallel.autograd.ops.along import scatter
 from simparallel.autograd.ops.elementwise import clone
-from simparallel.autograd.ops.expand import expand
+from simparallel.autograd.ops.expand import expand, pad
 from simparallel.autograd.ops.indexing import setitem, take
-from simparallel.autograd.ops.join import cat
 from simparallel.autograd.ops.selection import where
 from simparallel.autograd.ops.shape import reshape, transpose
-from simparallel.autograd.tensor import Tensor
-from simparallel.backend import filled, random_normal, random_state, random_uniform
+from simparallel.autograd.tensor import Tensor, as_tensor
+from simparallel.backend import filled, get_namespace, random_normal, random_state, random_uniform, to_device_like
 from simparallel.errors import InputError, ShapeError
 
 
@@ -80,31 +79,31 @@ def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     if dims is None:
         return reshape(roll(reshape(x, -1), shifts, 0), *x.shape)
     for shift, at in np.broadcast(shifts, dims):
-        x = take(x, np.roll(np.arange(x.shape[at]), shift), int(at))
+        x = take(x, _beside(x, np.roll(np.arange(x.shape[at]), shift)), int(at))
     return x
 
 
 @method("tril")
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return the matrices with zeros above a diagonal; 0 is the main one, 1 the next above."""
-    return where(np.tri(x.shape[-2], x.shape[-1], diagonal, bool), x, np.zeros((), x.dtype))
+    return where(_beside(x, np.tri(x.shape[-2], x.shape[-1], diagonal, bool)), x, x.dtype.type(0))
 
 
 @method("triu")
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return the matrices with zeros below a diagonal; 0 is the main one, 1 the next above."""
-    return where(np.tri(x.shape[-2], x.shape[-1], diagonal - 1, bool), np.zeros((), x.dtype), x)
+    return where(_beside(x, np.tri(x.shape[-2], x.shape[-1], diagonal - 1, bool)), x.dtype.type(0), x)
 
 
 @method("diag")
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return a diagonal of a matrix; of a vector, the matrix with this diagonal and zeros elsewhere."""
     if x.ndim == 2:
-        return take(reshape(x, -1), np.diagonal(np.arange(x.size).reshape(x.shape), diagonal), 0)
+        return take(reshape(x, -1), _beside(x, np.diagonal(np.arange(x.size).reshape(x.shape), diagonal)), 0)
     if x.ndim != 1:
         raise ShapeError(f"diag: the tensor has shape {x.shape}, not that of a vector or a matrix.")
     # Position 0 holds the zero.
-    return take(cat([np.zeros(1, x.dtype), x]), np.diag(np.arange(1, len(x) + 1), diagonal), 0)
+    return take(pad(x, (1, 0)), _beside(x, np.diag(np.arange(1, len(x) + 1), diagonal)), 0)
 
 
 @method("scatter_reduce")
@@ -132,7 +131,8 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
     with np.errstate(divide="ignore", invalid="ignore"):
         waits = -np.log1p(-_drawn(random_uniform, weights.shape)) / weights
     order = np.argsort(waits, -1)
-    return Tensor(order[..., 0] if replacement else order[..., 0, :num_samples], device=x.device)
+    drawn = order[..., 0] if replacement else order[..., 0, :num_samples]
+    return Tensor._result(to_device_like(drawn, x._data), None, x._device)
 
 
 @method("copy_ fill_")
@@ -151,7 +151,13 @@ def zero_(x: Tensor) -> Tensor:
 @method("normal_")
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Write numbers of this normal distribution into all elements."""
-    return write(x, filled(x.shape, x.dtype, x.data, lambda: mean + std * _drawn(random_normal, x.shape)))
+    values = filled(x.shape, x.dtype, x.data, lambda: mean + std * _drawn(random_normal, x.shape))
+    return write(x, to_device_like(values, x._data))
+
+
+def _beside(x: Tensor, array: np.ndarray) -> Tensor:
+    """Return an array where the tensor's data is."""
+    return as_tensor(get_namespace(x._data).asarray(array))
 
 
 def _drawn(draw: Callable[[int, str, int, int], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:

@@ -57,7 +57,10 @@ def meshgrid(*tensors: Any, indexing: Any = "ij") -> tuple[Tensor, ...]:
     """Return the vectors, repeated along the dims of the others; with "xy", the first two dims are swapped."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     positions = np.meshgrid(*(np.arange(int(x.size)) for x in given), indexing=indexing)
-    return tuple(functions.take(functions.reshape(x, -1), at, 0) for x, at in zip(given, positions, strict=True))
+    return tuple(
+        functions.take(functions.reshape(x, -1), Tensor(at).to(x.device), 0)
+        for x, at in zip(given, positions, strict=True)
+    )
 
 
 def set_float32_matmul_precision(precision: str) -> None:
