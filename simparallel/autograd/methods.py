@@ -11,6 +11,7 @@ losses add up, and other names of the old x do not see the change.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -149,12 +150,12 @@ class TensorMethods(MethodTypes):
     if TYPE_CHECKING:
 
         @property
-        def ndim(self) -> int: ...
+        def ndim(self) -> builtins.int: ...
 
         @property
         def size(self) -> Size: ...
 
-        def __len__(self) -> int: ...
+        def __len__(self) -> builtins.int: ...
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
@@ -182,7 +183,7 @@ class TensorMethods(MethodTypes):
 
     # --- PyTorch's names ----------------------------------------------------------------------------
 
-    def numel(self) -> int:
+    def numel(self) -> builtins.int:
         """Return the number of elements."""
         return int(self.size)
 
@@ -190,7 +191,7 @@ class TensorMethods(MethodTypes):
         """Return `clip(min, max)`."""
         return self.clip(min, max)
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
+    def cuda(self, device: Any = None, non_blocking: builtins.bool = False) -> Tensor:
         """Move to the device that PyTorch calls cuda, or cuda:`device`; see `simparallel.clock.cuda.cuda_device`."""
         return self.to(cuda_device(device))
 
@@ -209,6 +210,18 @@ class TensorMethods(MethodTypes):
     def double(self) -> Tensor:
         """Return the tensor in float64; itself if it has that dtype."""
         return self.astype(np.float64)
+
+    def long(self) -> Tensor:
+        """Return the tensor in int64; itself if it has that dtype."""
+        return self.astype(np.int64)
+
+    def int(self) -> Tensor:
+        """Return the tensor in int32; itself if it has that dtype."""
+        return self.astype(np.int32)
+
+    def bool(self) -> Tensor:
+        """Return the tensor in bool; itself if it has that dtype."""
+        return self.astype(np.bool_)
 
 
 def _dims(who: str, dim: Any, keepdim: bool, numpys: dict[str, Any]) -> tuple[Any, bool]:

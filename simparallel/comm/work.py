@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import cache
 from typing import Any
 
 from simparallel.comm.transport import AbstractTransport, Condition
@@ -85,6 +86,10 @@ class Work:
         """
         return _Changed(self, change)
 
+    def get_future(self) -> Future:
+        """Return the work as PyTorch's future."""
+        return Future(lambda: [self.wait()])
+
     def needs(self, condition: Condition) -> Condition:
         """Return the condition of this work while its lane waits for `condition`."""
         return condition
@@ -103,6 +108,21 @@ class Work:
 
     def __repr__(self) -> str:
         return f"Work({self.describe()}, {'finished' if self.finished else 'running'})"
+
+
+class Future:
+    """A result to come; `get_future()` of a work makes it.
+
+    Args:
+        find: waits for the value.
+    """
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self.wait = self.value = cache(find)
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future with the value `callback(self)`, which runs in its `wait()`."""
+        return Future(lambda: callback(self))
 
 
 class _Changed(Work):

@@ -100,6 +100,16 @@ def unused(who: str, **given: Any) -> None:
             note_once(f"{who}: {name}={value!r} has no effect here.")
 
 
+class Settings(ModuleType):
+    """A module of settings without a meaning here: each that a program assigns is noted, and kept."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The import system sets __spec__ and its kin.
+        if not name.startswith("__"):
+            unused(self.__name__.removeprefix(f"{__package__}."), **{name: value})
+        super().__setattr__(name, value)
+
+
 def refuse(who: str, way_out: str, **given: Any) -> None:
     """Refuse settings that would change the result and do not exist here; None and False count as not given.
 

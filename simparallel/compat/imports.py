@@ -31,15 +31,21 @@ class _Front(MetaPathFinder, InspectLoader):
         if name.partition(".")[0] != self.framework:
             return None
         spec = find_spec(f"{_HERE}.{name}")
-        if spec is None:
-            # Returning None would let other finders look for the real package.
-            raise ModuleNotFoundError(f"simparallel's front for {self.framework} has no module {name}.", name=name)
+        assert spec is not None  # or `_Missing` had raised
         return spec_from_loader(name, self, is_package=spec.submodule_search_locations is not None)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system uses the entry of sys.modules, so both names of a module mean one object.
-        front = sys.modules[module.__name__] = import_module(f"{_HERE}.{module.__name__}")
-        vars(front).setdefault("__getattr__", partial(_unknown, module.__name__))
+        import_module(f"{_HERE}.{module.__name__}")
+        # A front imports modules of its own, which programs reach as attributes.
+        for inside, front in [*sys.modules.items()]:
+            if f"{inside}.".startswith(f"{_HERE}.{self.framework}."):
+                name = inside.removeprefix(f"{_HERE}.")
+                # The import system uses the entry of sys.modules, so both names of a module mean one object.
+                sys.modules[name] = front
+                vars(front).setdefault("__getattr__", partial(_unknown, name))
+                # Of a module with a path, `from module import X` asks the finders for a missing X.
+                vars(front).setdefault("__path__", [])
+                front.__class__ = vars(front).get("Settings", ModuleType)
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the code of a module, for `python -m`."""
@@ -48,6 +54,16 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def get_source(self, fullname: str) -> None:
         return None
+
+
+class _Missing(MetaPathFinder):
+    """Import hook after all others: answers for a module of a front, or a name, that none of them has found."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        parent, _, missing = name.removeprefix(f"{_HERE}.").rpartition(".")
+        if name.startswith(f"{_HERE}.") and parent.partition(".")[0] in installed():
+            # Were the error's name that of the module, `from torch import X` would show a text of its own instead.
+            raise ModuleNotFoundError(str(NoAttributeError(parent, missing, import_module)), name=parent)
 
 
 def _unknown(module: str, name: str) -> NoReturn:
@@ -74,6 +90,7 @@ def install(framework: str) -> None:
         )
     # First in the list, or an installed package of this name would be found instead.
     sys.meta_path.insert(0, _Front(framework))
+    sys.meta_path.append(_Missing())
 
 
 def installed() -> tuple[str, ...]:

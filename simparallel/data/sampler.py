@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.backend import random_permutation
+from simparallel.backend import random_permutation, random_uniform
 from simparallel.base.callsite import user_level
 from simparallel.base.checks import check_integer
 from simparallel.base.units import format_object
@@ -77,11 +77,14 @@ class Sampler:
     def _size(self) -> int:
         return len(self)
 
-    def _shuffles(self) -> bool:
+    def _shuffles(self) -> bool | str:
         return False
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.indices().tolist())
+        order = self.indices()
+        # In pieces: an order of draws may be longer than the memory.
+        starts = range(0, len(order), 4096)
+        return (index for start in starts for index in order[start : start + 4096].tolist())
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} does not define __len__")
@@ -104,36 +107,66 @@ class SequentialSampler(Sampler):
         return self.num_samples
 
 
+class _Draws:
+    """Independent draws of 0 … n-1, computed where the order is sliced."""
+
+    def __init__(self, seed: int, size: int, start: int, end: int) -> None:
+        self.seed, self.size, self.range = seed, size, range(start, end)
+
+    def __len__(self) -> int:
+        return len(self.range)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        chosen = self.range[part]
+        return (random_uniform(self.seed, "sampler", chosen.start, len(chosen)) * self.size).astype(np.int64)
+
+
 class RandomSampler(Sampler):
-    """A new permutation of 0 … n-1 for each iteration.
+    """A new permutation of 0 … n-1 for each iteration, or new draws.
 
     Args:
         dataset: any object with a length.
         seed: integer of 0 or more.
+        replacement: draw each index independently of the others.
+        num_samples: the number of draws, however large; None for as many as the dataset has. Only with `replacement`.
 
     Attributes:
         epoch: number of the next epoch; each iteration increments it.
 
     Raises:
-        InputError: a bad seed.
+        InputError: a bad seed or number of draws, or such a number without `replacement`.
     """
 
-    def __init__(self, dataset: Sized, seed: int = 0) -> None:
-        self.num_samples = len(dataset)
+    def __init__(
+        self, dataset: Sized, seed: int = 0, *, replacement: bool = False, num_samples: int | None = None
+    ) -> None:
+        self.size = len(dataset)
+        if num_samples is not None and not replacement:
+            raise InputError(f"RandomSampler: num_samples={num_samples!r} needs replacement=True.")
+        self.num_samples = check_integer(
+            "RandomSampler", "num_samples", self.size if num_samples is None else num_samples, 0
+        )
         self.seed = check_integer("RandomSampler", "seed", seed, 0)
+        self.replacement = replacement
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Move to an epoch, for example when training resumes."""
         self.epoch = check_integer("RandomSampler", "epoch", epoch, 0)
 
-    def _shuffles(self) -> bool:
-        return True
+    def _shuffles(self) -> bool | str:
+        return "with replacement" if self.replacement else True
 
-    def indices(self) -> np.ndarray:
+    def indices(self) -> Any:
+        return self.remaining(0)
+
+    def remaining(self, start: int) -> Any:
         # Each call is a new epoch, so the counter is one ahead of the order returned.
         self.epoch += 1
-        return random_permutation(self.seed + self.epoch - 1, "sampler", self.num_samples)
+        seed = self.seed + self.epoch - 1
+        if self.replacement:
+            return _Draws(seed, self.size, start, self.num_samples)
+        return random_permutation(seed, "sampler", self.num_samples)[start:]
 
     def __len__(self) -> int:
         return self.num_samples

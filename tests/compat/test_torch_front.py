@@ -55,6 +55,26 @@ COMPUTED = (
     "F.max_pool2d(images, 2, 2, 0, 1, True), nn.MaxPool2d(2, 2, 0, 1, False, True)(images)",
     "F.avg_pool2d(images, 2, 2, 1, True, False), nn.AvgPool2d(2, 2, 1, True, False)(images)",
 )
+METHODS = (
+    "x.tril(), x.triu(1), torch.tril(x, -1), torch.triu(images, -2)",
+    "x.diag(), x.diag(2), torch.diag(x, -1), x[0].diag(1), torch.diag(x[:, 0], -2)",
+    "x.roll(1), x.roll((1, -2), (0, 1)), torch.roll(x, 5, 1), torch.roll(images, -3)",
+    "x.norm(), x.norm(1, 0), x.norm(float('inf'), 1, True), torch.norm(x, 3, dim=1), x.norm('fro')",
+    "torch.norm(x - x), torch.norm(x - x, 1, 0)",
+    "torch.meshgrid(x[0], x[:, 0], indexing='xy'), torch.meshgrid([x[0], x[1]], indexing='ij')",
+    "x.amax(1), torch.amin(x, 0, keepdim=True), x.amin((0, 1))",
+    "x.mm(x.t()), torch.mm(x, torch.t(x)), images[0].bmm(images[0]), torch.bmm(images[0], images[0])",
+    "x.matmul(x[0]), x[0].t(), x[0, 0].t()",
+    "images.view_as(images.contiguous()), x[0].expand_as(x), x.t().contiguous().view(-1), x.repeat(2, 1), x.dim()",
+    "x.eq(0.5), x.ne(y[:, None]), x.lt(1), x.le(1.5), x.gt(x[0]), x.ge(0)",
+    "x.add(1), x.sub(x.mul(2)), x.neg(), torch.add(x, x), torch.mul(x, 2), torch.sub(x, 1)",
+    "x.long(), x.int(), x.bool(), y.float(), y.double(), x.half()",
+    "x.detach().clone().add_(1).mul_(2).sub_(x.detach()).div_(4).clamp_(max=1), x.detach().clone().zero_()",
+    "torch.zeros(3, 4).copy_(x[0].detach()).masked_fill_(x.detach() > 1, 7), torch.ones(3).fill_(2)",
+    "torch.ones(3, 4).scatter_reduce(1, torch.tensor([[0, 0, 3, 1]] * 3), x, 'sum')",
+    "torch.LongTensor([1, 2]), torch.FloatTensor([[1], [2]]), torch.BoolTensor([0, 1]), torch.DoubleTensor(2, 3).shape",
+    "torch.empty_like(x).shape, torch.inference_mode()(torch.relu)(x)",
+)
 LOADED = (
     "DataLoader([np.ones(2), np.zeros(2)], 2)",
     "DataLoader([1, 2, 3], 2)",
@@ -88,12 +108,12 @@ def flat(value) -> list:
 
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension")
-@pytest.mark.parametrize("expression", CREATED + COMPUTED + LOADED)
+@pytest.mark.parametrize("expression", CREATED + COMPUTED + METHODS + LOADED)
 def test_expression_matches_torch(expression):
     ours, theirs = evaluate(expression, front), evaluate(expression, torch)
     for mine, other in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
         if not isinstance(other, torch.Tensor):
-            assert mine == other
+            assert mine == (tuple(other) if isinstance(other, torch.Size) else other)
             continue
         assert str(mine.dtype) == str(other.dtype).removeprefix("torch.")
         assert mine.shape == tuple(other.shape)

@@ -41,37 +41,37 @@ _EQ, _NE, _LT = Equal(), NotEqual(), Less()
 _LE, _GT, _GE = LessEqual(), Greater(), GreaterEqual()
 
 
-@function()
+@function("eq")
 def eq(a: Any, b: Any) -> Tensor:
     """Return a == b, bool, broadcast."""
     return _EQ(*operands(a, b))
 
 
-@function()
+@function("ne")
 def ne(a: Any, b: Any) -> Tensor:
     """Return a != b, bool, broadcast."""
     return _NE(*operands(a, b))
 
 
-@function("__lt__")
+@function("lt __lt__")
 def lt(a: Any, b: Any) -> Tensor:
     """Return a < b, bool, broadcast."""
     return _LT(*operands(a, b))
 
 
-@function("__le__")
+@function("le __le__")
 def le(a: Any, b: Any) -> Tensor:
     """Return a <= b, bool, broadcast."""
     return _LE(*operands(a, b))
 
 
-@function("__gt__")
+@function("gt __gt__")
 def gt(a: Any, b: Any) -> Tensor:
     """Return a > b, bool, broadcast."""
     return _GT(*operands(a, b))
 
 
-@function("__ge__")
+@function("ge __ge__")
 def ge(a: Any, b: Any) -> Tensor:
     """Return a >= b, bool, broadcast."""
     return _GE(*operands(a, b))

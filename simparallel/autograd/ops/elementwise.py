@@ -222,19 +222,19 @@ _FLOOR_DIVIDE, _REMAINDER = FloorDivide(), Remainder()
 _NEG, _CLONE, _ABS, _SIGMOID, _RELU = Neg(), Clone(), Abs(), Sigmoid(), ReLU()
 
 
-@function("__add__ __radd__ __iadd__")
+@function("add __add__ __radd__ __iadd__")
 def add(a: Any, b: Any) -> Tensor:
     """Return a + b, broadcast."""
     return _ADD(*operands(a, b))
 
 
-@function("__sub__ __rsub__ __isub__")
+@function("sub __sub__ __rsub__ __isub__")
 def sub(a: Any, b: Any) -> Tensor:
     """Return a - b, broadcast."""
     return _SUB(*operands(a, b))
 
 
-@function("__mul__ __rmul__ __imul__")
+@function("mul __mul__ __rmul__ __imul__")
 def mul(a: Any, b: Any) -> Tensor:
     """Return a * b, broadcast."""
     return _MUL(*operands(a, b))
@@ -287,7 +287,7 @@ def remainder(a: Any, b: Any) -> Tensor:
     return _REMAINDER(*operands(a, b))
 
 
-@function("__neg__")
+@function("neg __neg__")
 def neg(x: Any) -> Tensor:
     """Return -x."""
     return _NEG(as_tensor(x))

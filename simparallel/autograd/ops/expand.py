@@ -236,7 +236,7 @@ def expand(x: Any, *shape: int) -> Tensor:
 FUNCTIONS["broadcast_to"] = broadcast_to = expand
 
 
-@function("tile")
+@function("tile repeat")
 def tile(x: Any, *repeats: int) -> Tensor:
     """Repeat `x` along its dims: A B becomes A B A B."""
     return instance(Tile, spread("tile: a number of repeats", repeats))(as_tensor(x))

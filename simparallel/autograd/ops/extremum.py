@@ -281,7 +281,7 @@ class Std(Var):
         return masked(ctx.xp, 0.5 / (ctx.y + (ctx.y == 0)), ctx.y > 0)
 
 
-@function("max", reduction)
+@function("max amax", reduction)
 def max(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return the largest element over `dim` (all dims by default); equal elements share the gradient.
 
@@ -296,7 +296,7 @@ def max(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return instance(Max, as_dims("max: dim", dim), keepdim)(as_tensor(x))
 
 
-@function("min", reduction)
+@function("min amin", reduction)
 def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return the smallest element over `dim` (all dims by default), as one tensor; see `max`.
 

@@ -207,7 +207,7 @@ class Linear(AbstractProduct):
 _MATMUL, _LINEAR = MatMul(), Linear()
 
 
-@function("__matmul__ __rmatmul__")
+@function("matmul mm bmm __matmul__ __rmatmul__")
 def matmul(x: Any, w: Any) -> Tensor:
     """Return x @ w.   x: (..., m, k) or (k,)   w: (..., k, n) or (k,)   result: (..., m, n)
 

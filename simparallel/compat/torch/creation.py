@@ -133,6 +133,11 @@ def _sized(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor
     return create
 
 
+def _of_dtype(name: str) -> Callable[..., Tensor]:
+    """Make a function of data, or of sizes, which returns a Tensor of this dtype."""
+    return lambda *given: tensor(given[0], name) if np.ndim(given[0]) else empty(*given, dtype=name)
+
+
 def _like(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> Callable[..., Tensor]:
     """Make a function of a Tensor that returns another one of its shape, dtype and device."""
 
@@ -144,7 +149,9 @@ def _like(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> Call
 
 
 zeros, ones, empty = (_sized("of zeros", np.zeros), _sized("of ones", np.ones), _sized("of any values", np.empty))
-zeros_like, ones_like = _like("of zeros", np.zeros), _like("of ones", np.ones)
+zeros_like, ones_like, empty_like = (
+    _like("of zeros", np.zeros), _like("of ones", np.ones), _like("of any values", np.empty),
+)  # fmt: skip
 rand = _sized(
     "of numbers from 0 to 1, evenly distributed",
     lambda shape, dtype: sp.nn.init.uniform_(Tensor(np.empty(shape, dtype))),
@@ -152,6 +159,11 @@ rand = _sized(
 randn = _sized(
     "of numbers of the standard normal distribution",
     lambda shape, dtype: sp.nn.init.normal_(Tensor(np.empty(shape, dtype))),
+)
+
+# PyTorch's older constructors.
+FloatTensor, DoubleTensor, HalfTensor, LongTensor, IntTensor, ByteTensor, BoolTensor = map(
+    _of_dtype, ("f4", "f8", "f2", "i8", "i4", "u1", "?")
 )
 
 

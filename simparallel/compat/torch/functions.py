@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+import simparallel as sp
 from simparallel import Tensor, functions
 from simparallel.autograd.functions import *
 from simparallel.autograd.ops.along import Largest
+from simparallel.clock.notes import note_once
 from simparallel.compat.front import public_names
 
 # In PyTorch these are in torch.nn.functional, methods, or take other arguments.
@@ -43,6 +47,32 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
 
 clip = clamp
 
+# Methods of Tensor that are functions of torch, too.
+_METHODS = ("amax", "amin", "bmm", "diag", "mm", "multinomial", "norm", "roll", "scatter_reduce", "t",
+            "tril", "triu")  # fmt: skip
+globals().update((name, getattr(Tensor, name)) for name in _METHODS)
+
+
+def meshgrid(*tensors: Any, indexing: Any = "ij") -> tuple[Tensor, ...]:
+    """Return the vectors, repeated along the dims of the others; with "xy", the first two dims are swapped."""
+    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    positions = np.meshgrid(*(np.arange(int(x.size)) for x in given), indexing=indexing)
+    return tuple(
+        functions.take(functions.reshape(x, -1), Tensor(at).to(x.device), 0)
+        for x, at in zip(given, positions, strict=True)
+    )
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """See `sp.set_float32_matmul_precision`; "medium" means "high"."""
+    sp.set_float32_matmul_precision("high" if precision == "medium" else precision)
+
+
+def compile(model: Any = None, **settings: Any) -> Any:
+    """Return the function or module itself; without one, a decorator. Noted: operations run one by one."""
+    note_once("torch.compile changes nothing here: operations run one by one.")
+    return (lambda decorated: decorated) if model is None else model
+
 
 def _chosen(choose: Any, input: Any, dim: int, keepdim: bool) -> Largest:
     """Return the chosen elements along `dim` and their indices; only these elements get gradients."""
@@ -52,4 +82,4 @@ def _chosen(choose: Any, input: Any, dim: int, keepdim: bool) -> Largest:
     return found if keepdim else Largest(*(functions.squeeze(y, dim) for y in found))
 
 
-__all__ = public_names(globals(), "Largest", "Tensor")
+__all__ = public_names(globals(), "Largest", "Tensor", "np", "sp")

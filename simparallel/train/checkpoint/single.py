@@ -165,6 +165,12 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             raise ValueError("its bytes have another checksum than was written")
     except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
+        # The marks of archives, which PyTorch puts its pickles into, and of pickles.
+        if content[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+            reason = (
+                "it looks like a pickle, which could run any program when it is read; where PyTorch is installed, "
+                "write it again with safetensors.torch.save_file(state_dict, path)"
+            )
         text = f"{path} ({len(content)} bytes) is damaged or not a safetensors file: {reason}."
         raise CheckpointError(text, path=str(path)) from None
     # Some versions of safetensors return views of read-only bytes.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import simparallel as sp
-from simparallel import Group, Tensor, Work
+from simparallel import Group, Tensor, Work, get_local_world_size as _node_size
 from simparallel.compat.front import unused
+from simparallel.compat.torch.distributed import algorithms
 from simparallel.world import rank as world
 
 BACKENDS = ("nccl", "gloo", "mpi", "tcp", "ucc")
@@ -98,6 +99,11 @@ def is_initialized() -> bool:
 def get_backend(group: Group | None = None) -> str:
     """Return the transport: "shm", "inline" or "mpi"."""
     return type(sp.comm.current().transport).__name__.removesuffix("Transport").lower()
+
+
+def get_default_backend_for_device(device: Any) -> str:
+    """Return the backend that PyTorch would use: "nccl"."""
+    return "nccl"
 
 
 def new_group(
@@ -293,6 +299,46 @@ def isend(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) ->
 def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
     """Start to fill `tensor` with the next message from rank `src` (None: from any rank); see `sp.irecv`."""
     return sp.irecv(tensor, src, tag)
+
+
+class P2POp:
+    """A message of `batch_isend_irecv`: `op` is `isend` or `irecv`, `peer` the other rank."""
+
+    def __init__(
+        self, op: Callable[..., Work], tensor: Tensor, peer: int, group: Group | None = None, tag: int = 0
+    ) -> None:
+        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Start the messages, in their order."""
+    return [each.op(each.tensor, each.peer, each.group, each.tag) for each in p2p_op_list]
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int = 0,
+    group: Group | None = None,
+) -> None:
+    """Put this rank's entry of rank `src`'s list into the output list; every rank receives the whole list."""
+    scatter_object_output_list[0] = sp.broadcast_object(scatter_object_input_list, src, group)[get_rank(group)]
+
+
+def new_subgroups(group_size: int | None = None, group: Group | None = None, **more: Any) -> tuple[Group, list[Group]]:
+    """Return this rank's group and all groups of `group_size` consecutive ranks; by default the ranks of a node.
+
+    Collective: over all ranks.
+
+    Raises:
+        InputError: the size does not divide the number of ranks.
+    """
+    unused("new_subgroups", **more)
+    ranks, size = list(range(get_world_size()) if group is None else group.ranks), group_size or _node_size()
+    if size < 1 or len(ranks) % size:
+        raise sp.errors.InputError(f"new_subgroups: group_size={size} does not divide the {len(ranks)} ranks.")
+    groups = [new_group(ranks[i : i + size]) for i in range(0, len(ranks), size)]
+    return next(one for one in groups if get_rank() in one.ranks), groups
 
 
 def _work(result: Any, async_op: bool) -> Work | None:

@@ -7,15 +7,7 @@ from typing import Any
 
 from simparallel import data
 from simparallel.compat.front import front, refuse, unused
-from simparallel.data import (
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from simparallel.data import Dataset, DistributedSampler, Sampler, SequentialSampler, Subset, TensorDataset
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
@@ -23,6 +15,14 @@ def default_collate(batch: Sequence[Any]) -> Any:
     made = data.default_collate(batch)
     # Ours always returns a tuple of fields.
     return made if isinstance(batch[0], (tuple, list, Mapping)) else made[0]
+
+
+@front(data.RandomSampler, data_source="dataset")
+def RandomSampler(
+    data_source: Any, replacement: bool = False, num_samples: int | None = None, generator: Any = None
+) -> None:
+    """See `sp.data.RandomSampler`."""
+    refuse("RandomSampler", "call sp.manual_seed", generator=generator)
 
 
 @front(data.DataLoader)

@@ -7,11 +7,17 @@ from typing import Any
 from simparallel.backend import device_count as _gpus, manual_seed, manual_seed as manual_seed_all
 from simparallel.clock.cuda import cuda_device
 from simparallel.clock.recorder import current_recorder
+from simparallel.compat.torch.cuda import amp
 from simparallel.world.rank import get_local_rank, get_local_world_size
 
 
 def is_available() -> bool:
     """Return True: there are GPUs, or simulated devices."""
+    return True
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Return True: programs with `torch.bfloat16` run, in float32."""
     return True
 
 

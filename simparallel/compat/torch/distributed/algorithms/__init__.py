@@ -1,0 +1,3 @@
+"""`torch.distributed.algorithms`."""
+
+from simparallel.compat.torch.distributed.algorithms import ddp_comm_hooks

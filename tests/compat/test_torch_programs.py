@@ -1,0 +1,204 @@
+"""Programs in PyTorch's names: what they save, draw, spawn and exchange; one of them beside PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import refused
+
+import simparallel as sp
+from simparallel.clock.notes import forget_notes
+from simparallel.compat import torch as front
+from simparallel.compat.torch import backends, distributed as dist
+from simparallel.errors import CheckpointError, InputError
+
+torch = pytest.importorskip("torch")
+SPAWN = Path(__file__).parents[2] / "examples" / "torch_distributed" / "spawn.py"
+
+
+def losses_of_torch() -> list[float]:
+    """Return the losses of the example in PyTorch on one process, whose batches are those of both ranks together."""
+    spec = spec_from_file_location("spawn", SPAWN)
+    spec.loader.exec_module(program := module_from_spec(spec))
+    model, data = program.Net(), program.Waves()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    found = []
+    for _ in range(3):
+        total = 0.0
+        for x, y in torch.utils.data.DataLoader(data, batch_size=16):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            total += loss.item() * len(y)
+        scheduler.step()
+        found.append(total / len(data))
+    return found
+
+
+@pytest.mark.process
+def test_spawned_ranks_train_as_in_torch():
+    ended = subprocess.run(
+        [sys.executable, "-m", "simparallel.compat", "torch", str(SPAWN)], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = [line for line in ended.stdout.splitlines() if "epoch" in line]
+    expected = [f"loss {loss:.4f}" for loss in losses_of_torch()]
+    assert len(told) == 3
+    for line, loss in zip(told, expected, strict=True):
+        assert loss in line
+
+
+def test_spawn_refuses_to_return_early():
+    with refused(InputError):
+        front.multiprocessing.spawn(print, nprocs=2, join=False)
+
+
+def test_saved_state_comes_back(tmp_path):
+    model = front.nn.Linear(3, 2)
+    optimizer = front.optim.Adam(model.parameters())
+    model(front.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {
+        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "best": 0.5, "name": None,
+        "shape": (1, 2), "loss": front.tensor(0.25), "ids": [front.arange(3), True, "text"],
+    }  # fmt: skip
+    front.save(state, tmp_path / "state.pt")
+    found = front.load(tmp_path / "state.pt", map_location="cpu", weights_only=True)
+    assert list(found) == list(state)
+    assert isinstance(found["loss"], sp.Tensor)
+    assert (found["epoch"], found["best"], found["name"], found["shape"]) == (3, 0.5, None, (1, 2))
+    assert [found["ids"][0].tolist(), *found["ids"][1:]] == [[0, 1, 2], True, "text"]
+    assert found["ids"][0].dtype == front.int64
+    for path in ({"cpu": "cpu"}, lambda storage, location: storage, front.device("cpu")):
+        assert front.load(tmp_path / "state.pt", path)["loss"].item() == 0.25
+    other = front.nn.Linear(3, 2)
+    other.load_state_dict(found["model"])
+    again = front.optim.Adam(other.parameters())
+    again.load_state_dict(found["optimizer"])
+    assert other.weight.tolist() == model.weight.tolist()
+    assert again.state_dict()["state"][0]["exp_avg"].tolist() == optimizer.state_dict()["state"][0]["exp_avg"].tolist()
+
+
+def test_load_refuses_pickles(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"x": torch.ones(2)}, "archive.pt")
+    torch.save({"x": torch.ones(2)}, "pickle.pt", _use_new_zipfile_serialization=False)
+    for name in ("archive.pt", "pickle.pt"):
+        with pytest.raises(CheckpointError, match="it looks like a pickle.*safetensors.torch.save_file"):
+            front.load(name)
+    with refused(CheckpointError):
+        front.save(front.nn.Linear(1, 1), "model.pt")
+
+
+def test_multinomial_draws_by_weight():
+    sp.manual_seed(3)
+    weights = front.tensor([[0.0, 1.0, 3.0], [5.0, 0.0, 0.0]])
+    drawn = front.multinomial(weights, 4000, replacement=True).numpy()
+    assert drawn.shape == (2, 4000)
+    assert set(drawn[0]) == {1, 2}
+    assert set(drawn[1]) == {0}
+    assert abs((drawn[0] == 2).mean() - 0.75) < 0.03
+    assert {tuple(sorted(front.multinomial(weights[0], 2).tolist())) for _ in range(20)} == {(1, 2)}
+    for bad in ((weights, 2), (front.tensor([-1.0, 1.0]), 1), (front.tensor([float("inf"), 1.0]), 1)):
+        with refused(InputError):
+            front.multinomial(*bad)
+
+
+def test_draws_in_place():
+    x = front.zeros(3000)
+    assert x.normal_(2.0, 0.5) is x
+    assert abs(x.mean().item() - 2.0) < 0.05
+    assert abs(x.std().item() - 0.5) < 0.05
+    with pytest.raises(sp.errors.AutogradError):
+        front.zeros(2, requires_grad=True).add_(1)
+    with pytest.raises(sp.errors.AutogradError):
+        (front.ones(2, requires_grad=True) * 2).zero_()
+
+
+def test_random_sampler_with_replacement():
+    data = range(10)
+    sampler = front.utils.data.RandomSampler(data, replacement=True, num_samples=10**10)
+    loader = iter(front.utils.data.DataLoader(data, batch_size=4, sampler=sampler))
+    assert len(sampler) == 10**10
+    batches = [next(loader).tolist() for _ in range(500)]
+    assert {len(batch) for batch in batches} == {4}
+    counts = np.bincount(np.concatenate(batches), minlength=10)
+    assert counts.min() > 150
+    assert next(iter(sampler)) in data
+    few = front.utils.data.RandomSampler(data, True, 7)
+    orders = [list(few), list(few)]
+    assert [len(order) for order in orders] == [7, 7]
+    assert orders[0] != orders[1]
+    with refused(sp.errors.StateDictError):
+        front.utils.data.RandomSampler(range(7)).load_state_dict(few.state_dict())
+    assert sorted(front.utils.data.RandomSampler(data)) == list(data)
+    with refused(InputError):
+        front.utils.data.RandomSampler(data, num_samples=3)
+
+
+def test_messages_groups_and_futures():
+    def program():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        sent, got = front.full((2,), float(rank)), front.zeros(2)
+        messages = [dist.P2POp(dist.isend, sent, (rank + 1) % size), dist.P2POp(dist.irecv, got, (rank - 1) % size)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        own, groups = dist.new_subgroups(2)
+        mine = [None]
+        dist.scatter_object_list(mine, [{"for": r} for r in range(size)] if rank == 1 else None, src=1)
+        x = front.full((2,), float(rank))
+        future = dist.all_reduce(x, async_op=True).get_future().then(lambda done: done.value()[0] / size)
+        return got.tolist(), list(own.ranks), len(groups), mine, future.wait().tolist()
+
+    results = sp.launch(program, world_size=4, transport="inline")
+    for rank, found in enumerate(results):
+        pair = [rank - rank % 2, rank - rank % 2 + 1]
+        assert found == ([(rank - 1) % 4] * 2, pair, 2, [{"for": rank}], [1.5, 1.5])
+
+
+def test_hook_may_return_a_future():
+    def hook(group, bucket):
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] / dist.get_world_size())
+
+    def program(hook):
+        model = front.nn.parallel.DistributedDataParallel(front.nn.Linear(2, 1))
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        model(front.full((1, 2), float(sp.get_rank() + 1))).sum().backward()
+        return [p.grad.tolist() for p in model.parameters()]
+
+    found = [list(sp.launch(program, (each,), world_size=2, transport="inline")) for each in (hook, None)]
+    assert found[0] == found[1]
+
+
+def test_settings_of_libraries_are_noted_once(capsys):
+    forget_notes()
+    for _ in range(2):
+        backends.cuda.matmul.allow_tf32 = True
+        front.compile(front.nn.Linear(1, 1))
+        with front.autocast("cuda", dtype=front.bfloat16):
+            assert front.ones(1, dtype=front.bfloat16).dtype == front.float32
+    assert len(capsys.readouterr().err.splitlines()) == 4
+    assert backends.cuda.matmul.allow_tf32
+    front.set_float32_matmul_precision("medium")
+    front.set_float32_matmul_precision("highest")
+    assert front.compile(mode="max-autotune")(abs) is abs
+
+
+def test_accelerator_names_the_ranks_devices():
+    def program():
+        rank = sp.get_rank()
+        front.accelerator.set_device_index(rank)
+        place = front.device(f"{front.accelerator.current_accelerator()}:{rank}")
+        return str(front.ones(1).to(place).device), front.accelerator.current_device_index()
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [("sim:0", 0), ("sim:0", 1)]
