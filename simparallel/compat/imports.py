@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import CodeType, ModuleType
-from typing import NoReturn
 
-from simparallel.base.hints import NoAttributeError
+from simparallel.base.hints import Answer, answer_unknown_names
 from simparallel.errors import InputError
 
 FRONTS = ("mindspore", "torch")
@@ -33,13 +31,17 @@ class _Front(MetaPathFinder, InspectLoader):
         spec = find_spec(f"{_HERE}.{name}")
         if spec is None:
             # Returning None would let other finders look for the real package.
-            raise ModuleNotFoundError(f"simparallel's front for {self.framework} has no module {name}.", name=name)
+            package, _, last = name.rpartition(".")
+            told = f"simparallel's front for {self.framework} has no module {name!r}"
+            raise ModuleNotFoundError(Answer(f"{_HERE}.{package}", last, True, told), name=name)
         return spec_from_loader(name, self, is_package=spec.submodule_search_locations is not None)
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system uses the entry of sys.modules, so both names of a module mean one object.
-        front = sys.modules[module.__name__] = import_module(f"{_HERE}.{module.__name__}")
-        vars(front).setdefault("__getattr__", partial(_unknown, module.__name__))
+        sys.modules[module.__name__] = import_module(f"{_HERE}.{module.__name__}")
+        # All that this import has loaded: users may reach them as attributes, without the hook.
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{_HERE}.{self.framework}.")]:
+            answer_unknown_names(name, imports=True)
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the code of a module, for `python -m`."""
@@ -48,11 +50,6 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def get_source(self, fullname: str) -> None:
         return None
-
-
-def _unknown(module: str, name: str) -> NoReturn:
-    """Answer for a name that a front's module does not have."""
-    raise NoAttributeError(module, name, import_module)
 
 
 def install(framework: str) -> None:
