@@ -63,18 +63,18 @@ class Answer:
         own = _public(sys.modules.get(self.owner)) if isinstance(self.owner, str) else dir(self.owner)
         places = {} if self.prefix else self._places()
         alike = {_plain(name): place for name, place in places.items()}
-        alike.update((_plain(name), name) for name in own if not name.startswith("_"))
+        mine = {_plain(name): name for name in own if not name.startswith("_")}
         here, missing = _table()
-        asked = self.prefix + self.name
-        if found := places.get(self.name) or here.get(asked) or alike.get(_plain(self.name)):
+        asked, plain = self.prefix + self.name, _plain(self.name)
+        if found := places.get(self.name) or mine.get(plain) or here.get(asked) or alike.get(plain):
             return f"; here it is {found}."
         for pattern, answer in missing.items():
             if fnmatchcase(asked, pattern):
                 return f"; missing feature: {answer}, see {PAGE}."
-        # Short names are alike by chance, such as lu and elu.
-        near = get_close_matches(_plain(self.name), alike, 2, 0.75 if len(self.name) > 5 else 0.81)
-        if near:
-            return f". Did you mean {' or '.join(alike[name] for name in near)}?"
+        for known in (mine, alike):
+            # Short names are alike by chance, such as lu and elu.
+            if near := get_close_matches(plain, known, 2, 0.75 if len(plain) > 5 else 0.81):
+                return f". Did you mean {' or '.join(known[name] for name in near)}?"
         return f". {PAGE} lists missing features and alternatives."
 
     def _places(self) -> dict[str, str]:
@@ -102,7 +102,8 @@ def _shown(module: str) -> str:
 
 
 def _public(module: ModuleType | None) -> list[str]:
-    return list(getattr(module, "__all__", dir(module)))
+    names = {} if module is None else vars(module)
+    return dir(module) if "__dir__" in names else list(names.get("__all__", names))
 
 
 def _ours(value: object) -> bool:
