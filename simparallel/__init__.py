@@ -21,7 +21,7 @@ from simparallel.backend import (
     set_float32_matmul_precision,
 )
 from simparallel.base.adasum import adasum
-from simparallel.base.hints import NoAttributeError
+from simparallel.base.hints import answer_unknown_names
 from simparallel.clock.recorder import record_function
 from simparallel.collectives import (
     all_gather,
@@ -164,14 +164,15 @@ _LATER = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """Import on first use the modules that device processes and plain scripts may not need."""
-    if name not in _LATER:
-        raise NoAttributeError(__name__, name, import_module)
+def _later(name: str) -> Any:
+    """Import on first use the modules that device processes and plain scripts may not need. Raises KeyError."""
     room = _LATER[name]
     value = getattr(import_module(f"simparallel.{room}"), name) if room else import_module(f"simparallel.{name}")
     globals()[name] = value
     return value
+
+
+answer_unknown_names(__name__, _later, imports=True)
 
 
 def __dir__() -> list[str]:

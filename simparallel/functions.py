@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from simparallel.autograd.functions import *
 from simparallel.autograd.methods import FUNCTIONS
-from simparallel.base.hints import NoAttributeError
+from simparallel.base.hints import answer_unknown_names
 from simparallel.collectives.differentiable import (  # type: ignore[no-redef, unused-ignore]
     all_gather,
     all_reduce,
@@ -27,14 +25,8 @@ __all__ = [
 ]  # fmt: skip
 __all__ += sorted(FUNCTIONS)
 
-if not TYPE_CHECKING:  # type checkers know the functions of the package alone
-
-    def __getattr__(name: str) -> Any:
-        """Return a function that was registered after this module was imported, such as that of a user's own op."""
-        try:
-            return FUNCTIONS[name]
-        except KeyError:
-            raise NoAttributeError(__name__, name) from None
+# Functions that are registered later, such as those of a user's own ops.
+answer_unknown_names(__name__, FUNCTIONS.__getitem__)
 
 
 def __dir__() -> list[str]:

@@ -5,25 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simparallel import autograd
 from simparallel.autograd import *  # noqa: F403
 from simparallel.autograd.ops import *  # noqa: F403 (for type checkers, which cannot read the line below)
-from simparallel.base.hints import NoAttributeError
+from simparallel.base.hints import answer_unknown_names
 
 __all__ = autograd.__all__
 
 _TO_WRITE_ONE = ("Context", "Op", "Plan", "Spec", "Work")
 
-if not TYPE_CHECKING:  # type checkers know the ops of the package alone
-
-    def __getattr__(name: str) -> type[autograd.Op]:
-        """Return an op that was registered after this module was imported, such as a user's own."""
-        try:
-            return autograd.Op.registry[name]
-        except KeyError:
-            raise NoAttributeError(__name__, name) from None
+# Ops that are registered later, such as a user's own.
+answer_unknown_names(__name__, autograd.Op.registry.__getitem__)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,9 @@
 `source`, and give your function to `zoo.check`.
 """
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.course.zoo import Finding, WrongProgram, check, get, given, names, table
 
 __all__ = ["Finding", "WrongProgram", "check", "get", "given", "names", "table"]
+
+answer_unknown_names(__name__)

@@ -9,11 +9,14 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from simparallel import autograd
+from simparallel import autograd, collectives
 from simparallel.autograd import Op
 from simparallel.autograd.methods import FUNCTIONS, TensorMethods
+from simparallel.comm.collective import COLLECTIVES
 
 ROOM = Path(autograd.__file__).parent
+# Their results are of one type; `gather` gives a list on one rank and None on the others.
+OVERLOADED = ("all_reduce", "broadcast", "reduce", "scan", "exscan", "all_gather", "reduce_scatter", "all_to_all")
 PLACE = "simparallel.autograd.ops."
 HEAD = '"""Written by tests/stubs.py; do not edit."""\n\n'
 TYPES = """from collections.abc import Sequence
@@ -49,7 +52,7 @@ def registered() -> list[str]:
     """Return the names of the methods of Tensor that the class body does not define."""
     (body,) = ast.parse(inspect.getsource(TensorMethods)).body
     assert isinstance(body, ast.ClassDef)
-    written = {getattr(node, "name", None) for node in body.body}
+    written = {getattr(node, "name", None) for node in ast.walk(body)}
     return sorted(
         name for name, value in vars(TensorMethods).items() if inspect.isfunction(value) and name not in written
     )
@@ -70,6 +73,60 @@ def raw(annotation: Any) -> Any:
     return Raw(annotation) if isinstance(annotation, str) else annotation
 
 
+def typed_collective(name: str) -> str:
+    """Return the overloads of a collective: a result like x, a `Work` where `async_op` is True, or `out`."""
+    given = [
+        p.replace(annotation=raw(p.annotation))
+        for p in inspect.signature(getattr(collectives, name)).parameters.values()
+    ]
+    place = [p.name for p in given].index("async_op")
+
+    def overload(result: str, named: bool = False, **types: str) -> str:
+        """Return a line; parameters of these types have no default. `named`: by name from `async_op` on."""
+        own = [p.replace(annotation=Raw(types[p.name]), default=p.empty) if p.name in types else p for p in given]
+        if named:
+            own = [*own[:place], *(p.replace(kind=p.KEYWORD_ONLY) for p in own[place:])]
+        elif "async_op" in types:
+            # Before a parameter without a default there can be none with one.
+            own = [*(p.replace(default=p.empty) for p in own[:place]), *own[place:]]
+        else:
+            blocking = {"async_op": "Literal[False]", "out": "None"}
+            own = [
+                p.replace(annotation=Raw(blocking[p.name])) if p.name in blocking and p.name not in types else p
+                for p in own
+            ]
+        return f"@overload\ndef {name}{inspect.Signature(own, return_annotation=Raw(result))}: ..."
+
+    # A new result is an array, also of a Tensor.
+    lines = [] if COLLECTIVES[name].in_place else [overload("np.ndarray", x="Tensor")]
+    lines += [overload("_X", x="_X"), overload("Work", True, x="Any", async_op="Literal[True]")]
+    lines += [overload("Any", named, x="Any", async_op="bool") for named in (True, False)]
+    return "\n".join(lines + [overload("_X", x="Any", out="_X") for p in given if p.name == "out"])
+
+
+def collectives_stub() -> str:
+    """Return the stub of `simparallel.collectives`: its own imports, but for the collectives with overloads."""
+    source = Path(collectives.__file__).read_text()
+    names = [name for name in COLLECTIVES if name in OVERLOADED]
+    imports = [
+        f"from {node.module} import {alias.name} as {alias.name}"
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name not in OVERLOADED and node.module != "simparallel.base.hints"
+    ]
+    head = [
+        "from collections.abc import Sequence",
+        "from typing import Any, Literal, TypeVar, overload\n",
+        "import numpy as np\n",
+        "from simparallel.autograd import Tensor",
+        *imports,
+        "from simparallel.comm import Group, Work\n",
+        '_X = TypeVar("_X")\n',
+    ]
+    return HEAD + "\n".join([*head, *map(typed_collective, names)]) + "\n"
+
+
 def stubs() -> dict[Path, str]:
     """Return the text of each stub."""
     methods = "\n".join(typed(name, getattr(TensorMethods, name)) for name in registered())
@@ -77,6 +134,7 @@ def stubs() -> dict[Path, str]:
         ROOM / "ops/__init__.pyi": HEAD + exports(Op.registry) + "\n",
         ROOM / "functions.pyi": HEAD + exports(FUNCTIONS) + "\n",
         ROOM / "method_types.pyi": HEAD + TYPES + methods + "\n",
+        ROOM.parent / "collectives/__init__.pyi": collectives_stub(),
     }
 
 

@@ -22,6 +22,7 @@ from simparallel.autograd.dims import Dims
 from simparallel.autograd.grad_mode import grad_mode, no_grad
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import assign, has_data, is_array
+from simparallel.base.hints import attribute
 from simparallel.clock.cuda import cuda_device
 from simparallel.errors import AutogradError, DTypeError, InputError, LayoutError, ShapeError
 from simparallel.machine.devices import FIRST
@@ -156,6 +157,11 @@ class TensorMethods(MethodTypes):
         def size(self) -> Size: ...
 
         def __len__(self) -> builtins.int: ...
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            return attribute(self, name)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from simparallel.layout.sharding import Placement
 
 
+_NOT_SCALED = (1.0, None)
+
+
 class Tensor(TensorMethods, TensorNumpy):
     """An array with a place on the tape.
 
@@ -70,7 +73,6 @@ class Tensor(TensorMethods, TensorNumpy):
         "__weakref__", "_data", "_device", "_grad", "_hooks", "_node", "_requires_grad", "_room", "_scaled",
         "interpreter", "name", "placement",
     )  # fmt: skip
-    _scaled: tuple[float, Tensor | None]  # set by `scale_loss` only
     _counts_itself: ClassVar[bool] = False  # a subclass puts its memory on the account
     __array_priority__ = 1000  # cupy_array * tensor asks the tensor first; NumPy does so anyway
 
@@ -106,6 +108,7 @@ class Tensor(TensorMethods, TensorNumpy):
         self._node: Node | None = None
         self._hooks: list[Hook] | None = None  # of a leaf; else they are on the tape
         self._room: Array | None = None  # contiguous; backward may write the gradient there while `.grad` is None
+        self._scaled: tuple[float, Tensor | None] = _NOT_SCALED  # another one by `scale_loss` only
 
     @classmethod
     def _result(
@@ -128,8 +131,8 @@ class Tensor(TensorMethods, TensorNumpy):
         self.placement = placement
         self.interpreter = interpreter
         self._node = node
-        self._hooks = None
-        self._room = None
+        self._hooks = self._room = None
+        self._scaled = _NOT_SCALED
         self._device = device
         return self
 
@@ -482,7 +485,7 @@ class Tensor(TensorMethods, TensorNumpy):
             raise InputError("backward: grad and gradient are two names of one argument; give it once.")
         seed = seed_of(self, gradient if grad is None else grad, check_finite)
         # The caller looks for infinities itself, so NumPy's warnings about them would be noise.
-        may_overflow = getattr(self, "_scaled", _NOT_SCALED)[1] is not None
+        may_overflow = self._scaled[1] is not None
         with np.errstate(over="ignore", invalid="ignore") if may_overflow else nullcontext():
             run_backward(self, seed, _accumulate, retain_graph=retain_graph, calls_hooks=True)
 
@@ -566,9 +569,6 @@ def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
     return devices[0] if devices else None
 
 
-_NOT_SCALED = (1.0, None)
-
-
 def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor:
     """Return loss * scale, on the tape; if that is NaN or infinite, backward refuses it and names the scale.
 
@@ -601,7 +601,7 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
         return seed
     if math.prod(root.shape) != 1:
         raise ShapeError(f"backward: a tensor of shape {root.shape} needs grad=; only a scalar may leave it out.")
-    scale, unscaled = getattr(root, "_scaled", _NOT_SCALED)
+    scale, unscaled = root._scaled
     # Only the loss itself has to be finite.
     if unscaled is not None:
         root, scale = unscaled, 1.0

@@ -1,91 +1,149 @@
-"""Hints for names that a module does not have: the name used here, a similar name, or the page of missing features."""
+"""Answers for names that do not exist: where the name is, a similar name, or the page of missing features."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from difflib import get_close_matches
+from dis import opmap
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from json import loads
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from simparallel.base.names import did_you_mean
-
-# Names that the packages in _ROOMS do not have.
-_ELSEWHERE = {
-    **dict.fromkeys(("tensor", "as_tensor", "from_numpy", "FloatTensor", "LongTensor"), "simparallel.Tensor(data)"),
-    **dict.fromkeys(("randn", "randn_like", "normal"), "Tensor(numpy.random.default_rng(seed).standard_normal(shape))"),
-    **dict.fromkeys(("rand", "rand_like", "randint", "randperm"), "Tensor(numpy.random.default_rng(seed)...)"),
-    **{
-        name: f"Tensor(numpy.{name}(...))"
-        for name in (
-            "arange", "asarray", "array", "empty_like", "eye", "full", "full_like", "linspace", "meshgrid", "ones",
-            "ones_like", "tril", "triu", "zeros", "zeros_like",
-        )
-    },
-    **{name: f"numpy.{name}" for name in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")},
-    **dict.fromkeys(("double", "float", "half", "long", "int", "bool"), "a dtype of NumPy, such as numpy.float32"),
-    **dict.fromkeys(("F", "functional"), "simparallel.functions"),
-    **dict.fromkeys(("distributed", "dist", "communication"), "simparallel itself: all_reduce, broadcast, init, …"),
-    **dict.fromkeys(("cuda", "mps", "xpu"), "simparallel.device('sim:0'), or CuPy arrays as data"),
-    **dict.fromkeys(("set_grad_enabled", "inference_mode"), "simparallel.no_grad and enable_grad"),
-    "DistributedDataParallel": "simparallel.parallel.DistributedDataParallel",
-    "Cell": "simparallel.nn.Module", "SequentialCell": "simparallel.nn.Sequential", "Dense": "simparallel.nn.Linear",
-    "Conv2dTranspose": "simparallel.nn.ConvTranspose2d",
-    "CellList": "simparallel.nn.ModuleList", "dataset": "simparallel.data",
-    "amp": "simparallel.nn.auto_mixed_precision",
-    "lr_scheduler": "simparallel.optim.lr_scheduler", "Dataset": "simparallel.data.Dataset",
-    "spawn": "simparallel.launch", "mp": "simparallel.launch",
-    "manual_seed_all": "simparallel.manual_seed",
-    "DeviceMesh": "simparallel.Mesh", "init_device_mesh": "simparallel.Mesh",
-    **dict.fromkeys(("DTensor", "Shard", "Replicate", "Partial"), "simparallel.Layout, with simparallel.Tensor"),
-    "profiler": "simparallel.Trace",
+PAGE = "docs/not_here.md"
+_FRONTS = "simparallel.compat."
+# The modules with public names, and where these are defined.
+_ROOMS = {
+    **{name: name for name in ("", "nn", "nn.init", "optim", "optim.schedules", "data", "parallel", "train", "models")},
+    **{name: name for name in ("view", "testing", "errors")},
+    "functions": "autograd.functions", "cluster": "machine.cluster", "ops": "ops",
 }  # fmt: skip
-_ROOMS = ("functions", "nn", "optim", "data", "parallel", "train", "ops", "models", "cluster", "view", "testing")
 
 
-# Public name -> module that defines its names.
-_INSIDE = {"functions": "autograd.functions", "cluster": "machine.cluster"}
+@cache
+def _table() -> tuple[dict[str, str], dict[str, str]]:
+    """Return names of other packages that are elsewhere here, and patterns of names of missing features: answers."""
+    table = loads(Path(__file__).with_name("names_elsewhere.json").read_text("utf-8"))
+    here = {name: answer for answer, names in table["here"].items() for name in names.split()}
+    return here, {name: answer for answer, names in table["missing"].items() for name in names.split()}
 
 
-class NoAttributeError(AttributeError):
-    """A module has no such name; the message suggests the name used here.
-
-    The hint is looked up when the message is shown: imports often probe for names without showing any error.
+class Answer:
+    """The message of an error about a missing name. It is looked up when it is shown: code often probes for names.
 
     Args:
-        module: the module without the name.
+        owner: what lacks the name: a module, given by its name, or an object.
         name: the missing name.
-        find: returns a module by its name, or None; by default only imported modules.
+        imports: whether to import the modules in which the name may be; else imported ones are searched.
+        told: beginning of the message.
+        prefix: of this name in the table; with one, only names of the owner itself are similar.
     """
 
-    def __init__(self, module: str, name: str, find: Callable[[str], ModuleType | None] = sys.modules.get) -> None:
-        # Without obj=, or Python would add a second suggestion to the traceback.
-        super().__init__(name=name)
-        self._module, self._find = module, find
+    def __init__(self, owner: Any, name: str, imports: bool = False, told: str = "", prefix: str = "") -> None:
+        self.owner, self.name, self.imports, self.prefix = owner, name, imports, prefix
+        shown = f"module {_shown(owner)!r}" if isinstance(owner, str) else f"{type(owner).__name__!r} object"
+        self.told = told or f"{shown} has no attribute {name!r}"
 
     def __str__(self) -> str:
-        told = f"module {self._module!r} has no attribute {self.name!r}"
-        if str(self.name).startswith("_"):
-            return told
-        try:
-            found = self._names()
-        except ImportError:
-            # The message is shown in the middle of an import.
-            found = []
-        if found:
-            return f"{told}; here it is {' or '.join(found[:2])}."
-        module = sys.modules.get(self._module)
-        near = did_you_mean(str(self.name), [name for name in dir(module) if not name.startswith("_")])
-        return f"{told}.{near or ' docs/not_here.md lists missing features and alternatives.'}"
+        # Tools probe for names such as __wrapped__.
+        return self.told if self.name.startswith("_") else f"{self.told}{self._answer()}"
 
-    def _names(self) -> list[str]:
-        """Return the names that this package uses instead."""
-        name = str(self.name)
-        found = [f"simparallel.{room}.{name}" for room in _ROOMS if self._has(room, name)]
-        return found or ([_ELSEWHERE[name]] if name in _ELSEWHERE else [])
+    __repr__ = __str__
 
-    def _has(self, room: str, name: str) -> bool:
-        found = self._find(f"simparallel.{_INSIDE.get(room, room)}")
-        return found is not None and name in vars(found).get("__all__", ())
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        # Not every owner can be pickled: keep the message.
+        return str, (str(self),)
 
-    def __reduce__(self) -> tuple[type[AttributeError], tuple[str]]:
-        # Modules cannot be pickled: keep the message.
-        return AttributeError, (str(self),)
+    def _answer(self) -> str:
+        own = _public(sys.modules.get(self.owner)) if isinstance(self.owner, str) else dir(self.owner)
+        places = {} if self.prefix else self._places()
+        alike = {_plain(name): place for name, place in places.items()}
+        mine = {_plain(name): name for name in own if not name.startswith("_")}
+        here, missing = _table()
+        asked, plain = self.prefix + self.name, _plain(self.name)
+        if found := places.get(self.name) or mine.get(plain) or here.get(asked) or alike.get(plain):
+            return f"; here it is {found}."
+        for pattern, answer in missing.items():
+            if fnmatchcase(asked, pattern):
+                return f"; missing feature: {answer}, see {PAGE}."
+        for known in (mine, alike):
+            # Short names are alike by chance, such as lu and elu.
+            if near := get_close_matches(plain, known, 2, 0.75 if len(plain) > 5 else 0.81):
+                return f". Did you mean {' or '.join(known[name] for name in near)}?"
+        return f". {PAGE} lists missing features and alternatives."
+
+    def _places(self) -> dict[str, str]:
+        """Return where each name is: in the same front, else in this package; of several places the first."""
+        found: list[tuple[str, str]] = []
+        front = ".".join(str(self.owner).split(".")[:3])
+        if front.startswith(_FRONTS):
+            for module in sorted((name for name in sys.modules if f"{name}.".startswith(f"{front}.")), key=len):
+                found += [
+                    (key, f"{_shown(module)}.{key}") for key, value in vars(sys.modules[module]).items() if _ours(value)
+                ]
+        for public, place in _ROOMS.items():
+            public, module = (f"simparallel.{name}".rstrip(".") for name in (public, place))
+            try:
+                room = import_module(module) if self.imports else sys.modules.get(module)
+            except ImportError:
+                # It needs a package that is not installed, or the message is shown in the middle of an import.
+                continue
+            found += [(name, f"{public}.{name}") for name in _public(room)]
+        return dict(reversed(found))
+
+
+def _shown(module: str) -> str:
+    return module.removeprefix(_FRONTS)
+
+
+def _public(module: ModuleType | None) -> list[str]:
+    names = {} if module is None else vars(module)
+    return dir(module) if "__dir__" in names else list(names.get("__all__", names))
+
+
+def _ours(value: object) -> bool:
+    return not isinstance(value, ModuleType) and str(getattr(value, "__module__", "")).startswith("simparallel")
+
+
+def _plain(name: str) -> str:
+    # The underscore at the end of PyTorch's names is a difference.
+    return name[:-1].replace("_", "").casefold() + name[-1:].casefold()
+
+
+def attribute(owner: object, name: str, prefix: str = "") -> Any:
+    """Raise AttributeError with an `Answer` for a name that an object does not have: the body of its `__getattr__`."""
+    # A property that raised AttributeError: call it again, so that its own message is shown.
+    if any(name in vars(kind) for kind in type(owner).__mro__):
+        return object.__getattribute__(owner, name)
+    # Without obj=, or Python would add a second suggestion to the traceback.
+    raise AttributeError(Answer(owner, name, prefix=prefix), name=name)
+
+
+def answer_unknown_names(module: str, find: Callable[[str], Any] | None = None, imports: bool = False) -> None:
+    """Give a module a `__getattr__` whose errors have an `Answer`: AttributeError, and ImportError for `from … import`.
+
+    A call, and not an assignment in the module: for type checkers a module with `__getattr__` has every name.
+
+    Args:
+        module: its name.
+        find: returns the value of a name that the module imports or registers late; raises KeyError for others.
+        imports: see `Answer`.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if find is not None:
+            with suppress(KeyError):
+                return find(name)
+        caller = sys._getframe(1)
+        # Python replaces an AttributeError by an ImportError without a hint.
+        if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
+            told = f"cannot import name {name!r} from {_shown(module)!r}"
+            raise ImportError(Answer(module, name, imports, told), name=_shown(module))
+        raise AttributeError(Answer(module, name, imports), name=name)
+
+    vars(sys.modules[module]).setdefault("__getattr__", __getattr__)

@@ -200,7 +200,7 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
     from simparallel.runtime.ranks.shutdown import run_program
 
     with sp.Cluster(request.world_size, **settings) as cluster:
-        yield cluster, partial(cluster.run, run_program), request.log_dir
+        yield cluster, lambda *program: cluster.run(run_program, *program), request.log_dir
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """The collectives under their public names: for Tensors, NumPy and CuPy arrays."""
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.collectives.api import (
     adasum_layers,
     all_gather,
@@ -32,3 +33,5 @@ __all__ = [
     "isendrecv", "issend", "log", "monitored_barrier", "new_group", "probe", "recv", "reduce",
     "reduce_scatter", "scan", "scatter", "send", "sendrecv", "ssend", "wait_for",
 ]  # fmt: skip
+
+answer_unknown_names(__name__)

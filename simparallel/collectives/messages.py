@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from simparallel.backend import to_host
 from simparallel.collectives.host_copy import array_of, device_of, in_place, wait_for
 from simparallel.comm import Work, current
 from simparallel.comm.p2p import Message
+
+T = TypeVar("T")
 
 
 def send(x: Any, dst: int, tag: int = 0) -> None:
@@ -28,7 +30,7 @@ def send(x: Any, dst: int, tag: int = 0) -> None:
     current().send(to_host(array_of("send", x)), dst, tag)
 
 
-def recv(x: Any, src: int | None = None, tag: int | None = 0) -> Any:
+def recv(x: T, src: int | None = None, tag: int | None = 0) -> T:
     """Fill x with the next message of this tag from rank `src`. Returns x. Collective: no.
 
     Args:
@@ -50,7 +52,7 @@ def isend(x: Any, dst: int, tag: int = 0) -> Work:
     return current().isend(to_host(array_of("isend", x)), dst, tag)
 
 
-def irecv(x: Any, src: int | None = None, tag: int | None = 0) -> Any:
+def irecv(x: Any, src: int | None = None, tag: int | None = 0) -> Work:
     """Start a `recv` and return its `Work`: `wait()` fills x, `source_rank()` is the sender. Collective: no."""
     return in_place("irecv", x, lambda a: current().irecv(a, src, tag))
 
@@ -70,7 +72,7 @@ def issend(x: Any, dst: int, tag: int = 0) -> Work:
     return current().issend(to_host(array_of("issend", x)), dst, tag)
 
 
-def sendrecv(x: Any, dst: int, out: Any, src: int | None = None, send_tag: int = 0, recv_tag: int | None = 0) -> Any:
+def sendrecv(x: Any, dst: int, out: T, src: int | None = None, send_tag: int = 0, recv_tag: int | None = 0) -> T:
     """Send x to rank `dst` while receiving `out` from `src`, in either order. Returns out. Collective: no.
 
     Ranks can pass data round a circle with it. `out` may be x: the old contents of x are sent.
@@ -92,7 +94,7 @@ def sendrecv(x: Any, dst: int, out: Any, src: int | None = None, send_tag: int =
     return isendrecv(x, dst, out, src, send_tag, recv_tag).wait()
 
 
-def isendrecv(x: Any, dst: int, out: Any, src: int | None = None, send_tag: int = 0, recv_tag: int | None = 0) -> Any:
+def isendrecv(x: Any, dst: int, out: Any, src: int | None = None, send_tag: int = 0, recv_tag: int | None = 0) -> Work:
     """Start a `sendrecv` and return its `Work`; x must not change before `wait()`. Collective: no."""
     wait_for(device_of(x))
     host = to_host(array_of("sendrecv", x))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import CodeType, ModuleType
-from typing import NoReturn
 
-from simparallel.base.hints import NoAttributeError
+from simparallel.base.hints import Answer, answer_unknown_names
 from simparallel.errors import InputError
 
 FRONTS = ("mindspore", "torch")
@@ -31,7 +29,11 @@ class _Front(MetaPathFinder, InspectLoader):
         if name.partition(".")[0] != self.framework:
             return None
         spec = find_spec(f"{_HERE}.{name}")
-        assert spec is not None  # or `_Missing` had raised
+        if spec is None:
+            # Returning None would let other finders look for the real package.
+            package, _, last = name.rpartition(".")
+            told = f"simparallel's front for {self.framework} has no module {name!r}"
+            raise ModuleNotFoundError(Answer(f"{_HERE}.{package}", last, True, told), name=name)
         return spec_from_loader(name, self, is_package=spec.submodule_search_locations is not None)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -39,12 +41,9 @@ class _Front(MetaPathFinder, InspectLoader):
         # A front imports modules of its own, which programs reach as attributes.
         for inside, front in [*sys.modules.items()]:
             if f"{inside}.".startswith(f"{_HERE}.{self.framework}."):
-                name = inside.removeprefix(f"{_HERE}.")
                 # The import system uses the entry of sys.modules, so both names of a module mean one object.
-                sys.modules[name] = front
-                vars(front).setdefault("__getattr__", partial(_unknown, name))
-                # Of a module with a path, `from module import X` asks the finders for a missing X.
-                vars(front).setdefault("__path__", [])
+                sys.modules[inside.removeprefix(f"{_HERE}.")] = front
+                answer_unknown_names(inside, imports=True)
                 front.__class__ = vars(front).get("Settings", ModuleType)
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -54,21 +53,6 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def get_source(self, fullname: str) -> None:
         return None
-
-
-class _Missing(MetaPathFinder):
-    """Import hook after all others: answers for a module of a front, or a name, that none of them has found."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        parent, _, missing = name.removeprefix(f"{_HERE}.").rpartition(".")
-        if name.startswith(f"{_HERE}.") and parent.partition(".")[0] in installed():
-            # Were the error's name that of the module, `from torch import X` would show a text of its own instead.
-            raise ModuleNotFoundError(str(NoAttributeError(parent, missing, import_module)), name=parent)
-
-
-def _unknown(module: str, name: str) -> NoReturn:
-    """Answer for a name that a front's module does not have."""
-    raise NoAttributeError(module, name, import_module)
 
 
 def install(framework: str) -> None:
@@ -90,7 +74,6 @@ def install(framework: str) -> None:
         )
     # First in the list, or an installed package of this name would be found instead.
     sys.meta_path.insert(0, _Front(framework))
-    sys.meta_path.append(_Missing())
 
 
 def installed() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Datasets, samplers, the loader and transforms, with PyTorch's names; pipelines with MindSpore's."""
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.data import transforms
 from simparallel.data.cifar import CIFAR10, read_cifar10, read_cifar10_archive
 from simparallel.data.dataset import Dataset, ImageArrays, Subset, TensorDataset
@@ -27,3 +28,5 @@ __all__ = [
     "SourceDataset", "Subset", "TensorDataset", "default_collate", "digits", "per_rank_batch_size", "read_cifar10",
     "read_cifar10_archive", "read_idx", "read_image", "transforms", "write_idx",
 ]  # fmt: skip
+
+answer_unknown_names(__name__)

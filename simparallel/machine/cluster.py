@@ -16,6 +16,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.base.names import did_you_mean
 from simparallel.base.units import format_number_of
 from simparallel.errors import ClusterError
@@ -204,3 +205,6 @@ def with_device(cluster: ClusterSpec, preset: str | DeviceSpec) -> ClusterSpec:
 def __dir__() -> list[str]:
     """List the public names alone, for tab completion."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
+answer_unknown_names(__name__)

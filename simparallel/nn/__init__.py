@@ -1,8 +1,6 @@
 """Modules, layers, losses and initializers, with PyTorch's names."""
 
-from typing import Any
-
-from simparallel.base.hints import NoAttributeError
+from simparallel.base.hints import answer_unknown_names
 from simparallel.nn import init
 from simparallel.nn.amp import auto_mixed_precision, custom_mixed_precision
 from simparallel.nn.containers import ModuleDict, ModuleList, Sequential
@@ -66,8 +64,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    raise NoAttributeError(__name__, name)
+answer_unknown_names(__name__)
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import filled, is_array, random_normal, random_state, random_uniform, to_device_like
 from simparallel.base.dry_new import uninitialized
+from simparallel.base.hints import answer_unknown_names
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder, recipe_of
 from simparallel.nn.module import Parameter
@@ -485,3 +486,6 @@ def initializer(init: Any, shape: Any = None, dtype: Any = np.float32) -> Parame
 def __dir__() -> list[str]:
     """List the public names for tab completion, without this file's imports."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
+answer_unknown_names(__name__)

@@ -10,6 +10,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
+from simparallel.base.hints import attribute
 from simparallel.clock.cuda import cuda_device
 from simparallel.clock.memory import BUFFERS
 from simparallel.clock.recorder import CALLED
@@ -145,10 +146,7 @@ class Module(ModuleTree):
                 return members[name]
         if name in self._renamed:
             return getattr(self, self._renamed[name])
-        # A property that raised AttributeError: call it again, so that its own message is shown.
-        if any(name in vars(kind) for kind in type(self).__mro__):
-            return object.__getattribute__(self, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return attribute(self, name, "Module.")
 
     def __delattr__(self, name: str) -> None:
         name = self._renamed.get(name, name)

@@ -1,5 +1,6 @@
 """Optimizers, learning-rate schedules, gradient clipping and loss scaling."""
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.optim import lr_scheduler, schedules
 from simparallel.optim.adam import Adam, Adamax, AdamW, NAdam, RAdam
 from simparallel.optim.adaptive import Adadelta, Adagrad, RMSprop
@@ -40,3 +41,5 @@ __all__ = [
     "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD", "SequentialLR",
     "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
 ]  # fmt: skip
+
+answer_unknown_names(__name__)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.base.checks import check_count, check_integer, check_number
+from simparallel.base.hints import answer_unknown_names
 from simparallel.errors import InputError
 
 Rate = Callable[[int], float]
@@ -208,3 +209,6 @@ def as_schedule(who: str, lr: Any, step: int) -> tuple[Any, Rate | None]:
     else:
         return lr, None
     return schedule(step), schedule
+
+
+answer_unknown_names(__name__)

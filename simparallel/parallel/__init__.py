@@ -1,5 +1,6 @@
 """Strategies that train one model on several devices."""
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.nn.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from simparallel.parallel.ddp import comm_hooks
 from simparallel.parallel.ddp.adasum import AdasumOptimizer, DistributedGradScaler, Nodes
@@ -44,3 +45,5 @@ __all__ = [
     "from_local", "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
     "micro_batches", "no_init_parameters", "parallel_apply", "quick_redistribution", "replicate", "scatter", "shard",
 ]  # fmt: skip
+
+answer_unknown_names(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from simparallel.backend import Array, has_data
 from simparallel.base.attributes import setting
@@ -28,6 +28,7 @@ from simparallel.predict.programs import ProgramRecorder, WorkRecorder
 from simparallel.predict.progress import progress
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
+from simparallel.runtime.launcher.settings import Described
 from simparallel.runtime.ranks.rank import RunSettings
 from simparallel.runtime.ranks.threads import run_threads
 from simparallel.runtime.reports import Outcome, raise_failure
@@ -48,7 +49,7 @@ def dry_run(
     algorithm: str = "direct",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     unknown: float | Callable[[], Any] | None = None,
-    **described: Any,
+    **described: Unpack[Described],
 ) -> Prediction:
     """Predict a run of `fn(*args, **kwargs)` on every rank of a described cluster, without its data.
 
@@ -83,9 +84,7 @@ def dry_run(
     """
     checked.check_function("dry_run", fn)
     args, kwargs = checked.arguments(args, kwargs)
-    if cluster is not None:
-        described = {"device": cluster, **described}
-    spec = describe(world_size, **described)
+    spec = describe(world_size, cluster, **described)
     timeout_s = checked.seconds("timeout_s", timeout_s)
     memory_bytes = None if device_memory is None else parse_bytes(device_memory)
     settings = RunSettings(spec, "full", timeout_s, algorithm, memory_bytes=memory_bytes)

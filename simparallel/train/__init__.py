@@ -1,5 +1,6 @@
 """Training around the step: `Model`, callbacks, metrics, checkpoints."""
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.train.callback import Callback, RunContext
 from simparallel.train.checkpoint import (
     CheckpointManager,
@@ -44,3 +45,5 @@ __all__ = [
     "Top1CategoricalAccuracy", "Top5CategoricalAccuracy", "TopKCategoricalAccuracy", "get_metric_fn",
     "load", "load_checkpoint", "load_param_into_net", "save", "save_checkpoint",
 ]  # fmt: skip
+
+answer_unknown_names(__name__)

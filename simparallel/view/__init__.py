@@ -1,5 +1,6 @@
 """Pictures. The only package that uses matplotlib, which it imports when it draws."""
 
+from simparallel.base.hints import answer_unknown_names
 from simparallel.view.adasum import plot_accuracies, plot_costs, plot_orthogonality, plot_vectors
 from simparallel.view.algorithms import animate_algorithms, plot_algorithms
 from simparallel.view.cells import plot_cells
@@ -26,3 +27,5 @@ __all__ = [
     "plot_search_landscape", "plot_slices", "plot_tape", "plot_timeline", "plot_vectors", "save_animation",
     "save_figure",
 ]  # fmt: skip
+
+answer_unknown_names(__name__)

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import inspect
 import io
 import logging
 import math
@@ -22,6 +23,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ import simparallel as sp
 from simparallel.base.blas import THREAD_VARIABLES
 from simparallel.comm.shm.transport import spread
 from simparallel.errors import LaunchError, RunFailedError
+from simparallel.runtime.launcher.settings import Settings
 from simparallel.runtime.logs import Tail
 
 process = pytest.mark.process
@@ -848,3 +851,10 @@ print((perf_counter() - start - numpy_s) / numpy_s)
 @pytest.mark.parametrize("args", [[1, 2], range(1, 3), iter((1, 2)), {1: 0, 2: 0}.keys()])
 def test_args_may_be_any_iterable(args: Iterable[int]) -> None:
     assert sp.launch(lambda a, b: a + b, args, world_size=2, transport="inline") == [3, 3]
+
+
+def test_settings_for_type_checkers_are_those_of_cluster():
+    """`launch` and `dry_run` take them as typed keywords; `tests/typed_program.py` is checked by `mypy`."""
+    names = [p.name for p in inspect.signature(sp.Cluster).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    typed = get_type_hints(sp.Cluster.__init__)
+    assert get_type_hints(Settings) == {name: typed[name] for name in names}

@@ -6,13 +6,12 @@ simulated device of this rank, see `simparallel.clock.cuda`.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from simparallel import Tensor, enable_grad, manual_seed, no_grad, no_grad as inference_mode
-from simparallel.base.hints import NoAttributeError as _NoAttributeError
+from simparallel.base.hints import answer_unknown_names as _answer_unknown_names
 from simparallel.clock.notes import note_once
 from simparallel.compat.torch import accelerator, amp, backends, cuda, distributed, multiprocessing, nn, optim, utils
 from simparallel.compat.torch.amp import autocast
@@ -30,8 +29,11 @@ int16, int32, int64 = map(np.dtype, ("int16", "int32", "int64"))
 half, float, double, short, int, long = float16, float32, float64, int16, int32, int64
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name != "bfloat16":
-        raise _NoAttributeError("torch", name, import_module)
+        raise KeyError(name)
     note_once("bfloat16 is float32 here: values, memory and simulated time are those of float32.")
     return float32
+
+
+_answer_unknown_names(__name__, _find, imports=True)

@@ -72,7 +72,9 @@ class ScriptJob:
             "record": check_record(record), "array": checked.array(array), "directory": str(self.directory),
         }  # fmt: skip
 
-    def run(self, script: str, arguments: list[str], with_local_rank: bool = False, is_module: bool = False) -> Results:
+    def run(
+        self, script: str, arguments: list[str], with_local_rank: bool = False, is_module: bool = False
+    ) -> Results[None]:
         """Run the script; return when all ranks, on all nodes, have ended. For the arguments see `run_script`.
 
         Raises:
@@ -100,7 +102,7 @@ class ScriptJob:
             # Over MPI only the ranks know the machines.
             if fields["nodes"]:
                 spec = self._describe(nodes=fields["nodes"])
-        results = Results(outcomes, spec)
+        results: Results[None] = Results(outcomes, spec)
         self.trace = results.trace
         raise_failure(outcomes, self.directory)
         return results

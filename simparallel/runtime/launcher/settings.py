@@ -5,16 +5,49 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from simparallel.backend import ARRAYS, check_gpu_library
 from simparallel.base.names import did_you_mean
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from simparallel.machine.ranktable import RankTable
+
+
+class Described(TypedDict, total=False):
+    """The settings of `Cluster` that describe its links and nodes, for type checkers."""
+
+    link: LinkSpec | None
+    nodes: int | Sequence[Sequence[int]]
+    node_link: LinkSpec | None
+    devices_per_rank: int | None
+
+
+class Settings(Described, total=False):
+    """The settings of `Cluster`, for type checkers: they find `worldsize=4`."""
+
+    device: str | DeviceSpec | ClusterSpec | None
+    rank_table: RankTable | str | Path | None
+    environment: Mapping[str, str] | None
+    log_links: str
+    log_files: Sequence[str]
+    start_timeout_s: float
+    transport: str | None
+    log_dir: str | Path | None
+    device_memory: str | int | None
+    timeout_s: float
+    algorithm: str
+    check: str
+    arena_bytes: int | str
+    blas_threads: int | None
+    record: bool | str
+    array: str
+    echo: bool | Collection[int]
 
 
 def seconds(name: str, value: float) -> float:
@@ -159,7 +192,7 @@ def check_function(who: str, function: object) -> None:
     raise InputError(f"{who} needs a function, got {type(function).__name__}; {way_out}.")
 
 
-def check_keywords(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_keywords(function: Callable[..., Any], given: Mapping[str, object]) -> None:
     """Refuse keyword arguments that `function` does not have, and suggest a similar name.
 
     Raises:

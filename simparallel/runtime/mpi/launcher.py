@@ -65,7 +65,9 @@ class MpiJob(ScriptJob):
         self._settings |= {"nodes": self._nodes if len(self._nodes) > 1 else [], "log_links": self._links}
         self._code = 0
 
-    def run(self, script: str, arguments: list[str], with_local_rank: bool = False, is_module: bool = False) -> Results:
+    def run(
+        self, script: str, arguments: list[str], with_local_rank: bool = False, is_module: bool = False
+    ) -> Results[None]:
         results = super().run(script, arguments, with_local_rank, is_module)
         if self._code:
             raise RunFailedError(
