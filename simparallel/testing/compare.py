@@ -23,6 +23,8 @@ RESULT = "result"  # the phase of the results of a whole program
 # By itemsize: tolerances relative to the largest number of an array, and absolute.
 RTOL = {2: 1e-2, 4: 1e-4, 8: 1e-9}
 ATOL = {2: 1e-3, 4: 1e-6, 8: 1e-12}
+# Different numbers that show a factor or a permutation.
+_MIN_NUMBERS = 4
 
 
 class Tolerance(NamedTuple):
@@ -239,11 +241,11 @@ def _describe(
         ratios = (flat / right)[bad & (right != 0)]
     others = "" if len(wrong) == len(held) else f" on {format_ranks(list(wrong))} of {len(held)}"
     told = f" {bad.sum()} of {bad.size} numbers differ{others}, by up to {largest:.3g}"
-    if (
-        ratios.size > 1
-        and ratios.size == bad.sum()
-        and isfinite(ratios[0])
-        and np.allclose(ratios, ratios[0], rtol=1e-3)
-    ):
+    # Fewer different numbers have a common factor, or one order, by chance.
+    is_telling = len(np.unique(right[bad])) >= _MIN_NUMBERS
+    limit = tolerance.of(*held.values(), *expected.values())
+    if is_telling and ratios.size == bad.sum() and isfinite(ratios[0]) and np.allclose(ratios, ratios[0], rtol=1e-3):
         told += f"; each is {ratios[0]:.4g} times the value of one device"
+    elif is_telling and np.allclose(np.sort(flat), np.sort(right), rtol=0, atol=limit, equal_nan=True):
+        told += "; they are the same values as on one device, in another order"
     return told + "."

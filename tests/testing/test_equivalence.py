@@ -378,3 +378,26 @@ def test_tolerances():
     assert difference(1.0, 1.1, rtol=0.2) is None
     assert difference(np.ones(2), np.full(2, 1.1), rtol=0.0, atol=0.2) is None
     assert difference(np.ones(2), np.full(2, 1.1), rtol=0.0, atol=0.05) is not None
+
+
+FACTOR, ORDER = "; each is ", "; they are the same values as on one device, in another order"
+
+
+@given(st.permutations(range(1, 9)), st.integers(1, 8), st.sampled_from([2, 3]))
+def test_factor_needs_four_different_numbers(numbers, count, factor):
+    one = np.array(numbers[:count], float)
+    told = difference(one, factor * one).told
+    assert (f"{FACTOR}{factor} times" in told) == (count >= 4)
+    repeated = np.resize(one[:3], 12)
+    assert FACTOR not in difference(repeated, factor * repeated).told
+
+
+@given(st.permutations(range(1, 9)), st.booleans())
+def test_permuted_values_are_recognised(numbers, is_cut):
+    one, other = np.arange(1.0, 9.0), np.array(numbers, float)
+    found = difference(one, *(np.split(other, [3]) if is_cut else [one, other]))
+    if found is not None:
+        is_telling = np.sum(one != other) >= 4
+        assert found.told.endswith(f"{ORDER}.") or not is_telling
+        changed = other + (other == 8)
+        assert ORDER not in difference(one, changed).told
