@@ -78,8 +78,12 @@ def _draw_rows(ax: Any, rows: Sequence[Row], width: int, marked: set[tuple[str, 
             )
             ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, alpha=None if wrong else 0.45, **look))
             text = cells[x] if x < len(cells) else "missing"
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if wrong else None
+            if wrong:
+                # The hatches are a frame: text on them is not legible.
+                ax.add_patch(Rectangle((x + 0.1, y + 0.18), 0.8, 0.64, facecolor="white", edgecolor="none"))
+            # The table is 9 inches of 72 points wide; a letter is 0.62 of the font's size.
+            size = min(9.0, 0.8 * 9 * 72 / (1.35 * width) / (0.62 * max(1, len(text))))
             ax.text(
-                x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8 if len(text) < 9 else 6, bbox=box,
-                color=RED if wrong else "black", parse_math=False,
+                x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=size, color="black",
+                fontweight="bold" if wrong else "normal", parse_math=False,
             )  # fmt: skip

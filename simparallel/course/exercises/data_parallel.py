@@ -20,6 +20,7 @@ from simparallel.course.exercises.exercise import (
     ranks_case,
     run_ranks,
 )
+from simparallel.course.exercises.remarks import Remark
 from simparallel.nn import Linear, MSELoss
 
 
@@ -45,7 +46,7 @@ def accumulate(samples: int, size: int) -> Case:
 
     def judge(expected: Values, found: Values) -> str | None:
         if max(found["micro-batches"], default=0) > size:
-            return f"a micro-batch of {max(found['micro-batches'])} samples, at most {size} fit"
+            return Remark("a micro-batch of {} samples, at most {} fit", max(found["micro-batches"]), size)
         return difference({**expected, "micro-batches": found["micro-batches"]}, found)
 
     expected = {

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,12 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import to_host
+from simparallel.course.exercises.remarks import Remark
 from simparallel.errors import InputError
 from simparallel.runtime.launcher.launch import Results, launch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-# Ranks that run an answer wait for each other no longer than this.
-TIMEOUT_S = 5.0
 
 # Label -> number, text, list or array.
 Values = Mapping[str, Any]
@@ -56,16 +55,18 @@ def difference(expected: Values, found: Values) -> str | None:
     """Return the first difference as text; None if there is none. Floats may differ by rounding."""
     for label, right in expected.items():
         if label not in found:
-            return f"{label} is missing"
+            return Remark("{} is missing", label)
+        if found[label] is None and right is not None:
+            return Remark("{} is None", label)
         try:
             a, b = as_array(right), as_array(found[label])
         except InputError as error:
             return f"{label}: {error}"
         if a.shape != b.shape:
-            return f"{label} has shape {b.shape}, expected {a.shape}"
+            return Remark("{} has shape {}, expected {}", label, b.shape, a.shape)
         for index in np.argwhere(~equal(a, b)):
             where = f"[{', '.join(map(str, index))}]" if a.ndim else ""
-            return f"{label}{where} is {show(b[tuple(index)])}, expected {show(a[tuple(index)])}"
+            return Remark("{} is {}, expected {}", label + where, *(show(x[tuple(index)]) for x in (b, a)))
     return None
 
 
@@ -135,10 +136,18 @@ def exercise(lesson: int, **values: Sequence[Any]) -> Callable[[Callable[..., Ca
     Args:
         lesson: number of the lesson.
         values: for each parameter of the function its values, the smallest first.
+
+    Raises:
+        InputError: an exercise of another module has this name.
     """
 
     def register(make: Callable[..., Case]) -> Callable[..., Case]:
-        assert make.__name__ not in EXERCISES, make.__name__
+        known = EXERCISES.get(make.__name__)
+        # A notebook may execute a cell again.
+        if known is not None and known.make.__module__ != make.__module__:
+            raise InputError(
+                f"exercise: there is an exercise {known.name!r} in lesson {known.lesson}; choose another name."
+            )
         EXERCISES[make.__name__] = Exercise(make.__name__, lesson, make.__doc__ or "", make, values)
         return make
 
@@ -149,6 +158,22 @@ def integers(*shape: int) -> np.ndarray:
     """Return an array of small integers as float64: sums of them are exact in any order. Equal on every call."""
     # 37 and 19 are coprime, so neighbours differ, and so do the rows of most shapes.
     return (np.arange(math.prod(shape), dtype=np.float64) * 37 % 19 - 9).reshape(shape)
+
+
+class NoResultError(Exception):
+    """An answer returned None where a result is expected."""
+
+
+def call_answer(answer: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `answer(*arguments)`.
+
+    Raises:
+        NoResultError: it is None.
+    """
+    result = answer(*arguments)
+    if result is None:
+        raise NoResultError(Remark("it returned None: a `return` with the result is missing"))
+    return result
 
 
 def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Results:
@@ -163,9 +188,9 @@ def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> 
     def call() -> Any:
         from simparallel.world.rank import get_rank
 
-        return answer(*own[get_rank()])
+        return call_answer(answer, *own[get_rank()])
 
-    return launch(call, world_size=len(inputs), transport="inline", timeout_s=TIMEOUT_S, echo=False)
+    return launch(call, world_size=len(inputs), transport="inline", echo=False)
 
 
 def by_rank(values: Iterable[Any]) -> dict[str, Any]:
@@ -193,8 +218,12 @@ def call_case(
     each = [tuple(given.values())] if calls is None else list(calls)
 
     def run(answer: Callable[..., Any]) -> Values:
-        results = (form(answer(*deepcopy(arguments))) for arguments in each)
-        return dict(zip(expected, results, strict=True))
+        found = {}
+        for (label, right), arguments in zip(expected.items(), each, strict=True):
+            # None is the right result of some cases.
+            call = answer if right is None else partial(call_answer, answer)
+            found[label] = form(call(*deepcopy(arguments)))
+        return found
 
     return Case(given, expected, run, judge)
 
@@ -223,7 +252,7 @@ def frugal_case(given: Values, results: Sequence[Any], inputs: Sequence[tuple[An
 
     def judge(expected: Values, found: Values) -> str | None:
         if found["bytes sent"] > most_bytes:
-            return f"the ranks send {found['bytes sent']} bytes, and {most_bytes} are enough"
+            return Remark("the ranks send {} bytes, and {} are enough", found["bytes sent"], most_bytes)
         return difference(expected, found)
 
     return Case(given, by_rank(results), run, judge)

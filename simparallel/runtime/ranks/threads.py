@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import math
 import sys
@@ -44,6 +45,62 @@ class _Nested(RankLocal):
 
 
 _nested = _Nested()
+# Thread -> the watch over the ranks that it runs.
+_watches: dict[int, _ThreadWatch] = {}
+
+
+def call_within(call: Callable[[], Any], limit_s: float) -> Any:
+    """Return `call()`, run by a thread of its own that is interrupted after `limit_s`, with ranks that it runs inline.
+
+    Raises:
+        DeadlineError: the call did not return in time. Facts: `timeout_s`, `place` (the user's line), and whether its
+            thread, which Python could not interrupt, was `left_behind`.
+        What the call raises; KeyboardInterrupt, after the call was interrupted.
+    """
+    watched, context, ended = _Call(call, lambda: False), contextvars.copy_context(), threading.Event()
+    values: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            values.append(context.run(watched))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    def wait(limit_s: float) -> None:
+        since_s = time.monotonic()
+        while not ended.wait(LOOK_S):
+            late_s = time.monotonic() - since_s - limit_s
+            # A launch interrupts its ranks again by itself, and leaves one behind if it is interrupted twice.
+            if watched.has_ranks() and late_s > 0:
+                late_s *= 0.4
+            if watched.error is None and watched.is_debugged():
+                since_s = time.monotonic()
+            elif late_s > GIVE_UP_S:
+                if isinstance(watched.error, DeadlineError):
+                    watched.error.facts["left_behind"] = True
+                return
+            elif late_s >= 0:
+                place = watched.place()
+                watched.error = watched.error or DeadlineError(
+                    f"The call did not return after {limit_s:g} s; it was at {place}.",
+                    timeout_s=limit_s, place=place, left_behind=False,
+                )  # fmt: skip
+                watched.interrupt(late_s)
+
+    threading.Thread(target=work, name="call with a time limit", daemon=True).start()
+    try:
+        wait(limit_s)
+    except BaseException as error:
+        watched.error = watched.error or error
+        wait(0.0)
+        raise
+    # The call may have raised another error while it was interrupted.
+    if watched.error is not None or errors:
+        raise watched.error or errors[0]
+    return values[0]
 
 
 def run_threads(
@@ -86,6 +143,7 @@ def run_threads(
         for rank in segment.ranks
     ]
     watch = _ThreadWatch(segment, turns, call, settings.timeout_s)
+    launcher = threading.get_ident()
 
     communicators: dict[int, Communicator] = {}
 
@@ -116,8 +174,10 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
+        _watches[launcher] = watch
         watch.wait()
     finally:
+        _watches.pop(launcher, None)
         for turn in set(range(num_threads)) - watch.left_behind:
             threads[turn].join()
         if not watch.left_behind:
@@ -185,6 +245,10 @@ class _ThreadWatch:
             # Always with a limit: a Ctrl-C that arrives just before the wait, or in another thread, does not end it.
             while not ended.wait(LOOK_S):
                 look()
+
+    def running_thread(self) -> int | None:
+        """Return the thread of the rank whose turn it is; None if its call has ended."""
+        return self.calls[self._turns.running].running_thread()
 
     # --- a rank that holds up the others ------------------------------------------------------------
 
@@ -301,15 +365,25 @@ class _Call:
             self._sent += 1
             _raise_in(thread, KeyboardInterrupt)
 
+    def has_ranks(self) -> bool:
+        """Return whether the call runs ranks inline at the moment."""
+        return self._thread in _watches
+
     def place(self) -> str:
         """Return the user's line that is running."""
-        return user_place(self._thread)
+        return user_place(self.running_thread())
+
+    def running_thread(self) -> int | None:
+        """Return the thread of the call, or that of the running rank if the call runs ranks inline."""
+        thread = self._thread
+        watch = None if thread is None else _watches.get(thread)
+        return thread if watch is None else watch.running_thread()
 
     def is_debugged(self) -> bool:
         """Return whether a debugger is in the thread: then time limits do not apply."""
         return any(
             frame.f_trace is not None or frame.f_globals.get("__name__", "").split(".")[0] in _DEBUGGERS
-            for frame in frames_of(self._thread)
+            for frame in frames_of(self.running_thread())
         )
 
 
