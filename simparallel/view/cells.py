@@ -31,6 +31,9 @@ def plot_cells(
 
     Returns:
         The matplotlib Figure.
+
+    Raises:
+        What `draw` raises; no figure is left open.
     """
     import matplotlib.pyplot as plt
 
@@ -54,7 +57,11 @@ def plot_cells(
     for ax, (name, rows) in zip(axes[:, 0], shown.items(), strict=True):
         ax.set_title(literal(name), loc="left", fontsize=11, fontweight="bold")
         if draw and name == name_of_last:
-            draw(ax)
+            try:
+                draw(ax)
+            except Exception:
+                plt.close(figure)
+                raise
             continue
         _draw_rows(ax, rows, width, marked if name == name_of_last else set())
     return figure

@@ -66,14 +66,10 @@ class Verdict:
         cells = {title: [(label, list(map(show, row))) for label, row in block] for title, block in blocks.items()}
         # `check` has printed the text.
         title = f"{self.name}, {_chosen(self.parameters)}"
-        try:
+        # A wrong result may be one that `case.draw` refuses.
+        with suppress(SimParallelError):
             return plot_cells(cells, title=title, draw=_drawing(self.case, self.found))
-        except SimParallelError:
-            # A wrong result may be one that `case.draw` refuses.
-            import matplotlib.pyplot as plt
-
-            plt.close()
-            return plot_cells(cells, title=title)
+        return plot_cells(cells, title=title)
 
 
 def _chosen(parameters: dict[str, Any]) -> str:
