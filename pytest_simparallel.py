@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simparallel.testing.marked import Pools
 
 _MARKER = (
-    "world(size, transport='shm', **settings): run the body of the test on `size` ranks, which stay warm between "
+    "world(size, transport=None, **settings): run the body of the test on `size` ranks, which stay warm between "
     "tests; each test is forked from them. Fixtures are sent to each rank. transport='inline' for threads; settings "
     "are those of Cluster"
 )
@@ -50,7 +50,7 @@ def world(pytestconfig: pytest.Config) -> Any:
 
     Each run is forked from them, so that no run sees what an earlier one changed in its process.
     """
-    return _pools_of(pytestconfig).ranks("shm")
+    return _pools_of(pytestconfig).ranks(None)
 
 
 @pytest.fixture

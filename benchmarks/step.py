@@ -259,5 +259,5 @@ def print_peak(name: str, who: str) -> None:
 
 
 def _status_bytes(field: str) -> int:
-    with open("/proc/self/status") as status:
+    with open("/proc/self/status", encoding="utf-8") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))

@@ -3,7 +3,7 @@
 Examples of the first two are the same in every run, so a test that fails fails because of a change; nightly runs look
 for new ones.
 
-Tests marked `documents`, `faults`, `matrices` or `soak` run only where `-m` names a mark of theirs.
+Tests marked `documents`, `faults`, `matrices`, `soak` or `systems` run only where `-m` names a mark of theirs.
 Tests marked `gpu` are skipped where CuPy finds no GPU; all others see a machine without one, see array_backends.py.
 Tests without any mark are also marked `fast`, except in long files.
 
@@ -66,7 +66,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 # Marks of tests that run only where `-m` names them.
-ON_DEMAND = "documents", "faults", "matrices", "soak"
+ON_DEMAND = "documents", "faults", "matrices", "soak", "systems"
 
 # Files that take more than two seconds by themselves, although they have no mark.
 _LONG = {

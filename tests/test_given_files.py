@@ -29,7 +29,6 @@ from simparallel.errors import (
 from simparallel.machine.cluster import describe, load_cluster
 from simparallel.machine.hostfile import read_host_file
 from simparallel.machine.ranktable import read_rank_table
-from simparallel.parallel.pipeline import timing
 from simparallel.parallel.pipeline.schedule import Schedule
 from simparallel.search.explanation import Move, Option
 from simparallel.search.plan import PlannedOp
@@ -156,12 +155,3 @@ def test_schedules_of_impossible_size_are_refused(text: str) -> None:
     Path("s.csv").write_text(text)
     with refused(ScheduleError, path="s.csv"):
         Schedule.load_csv("s.csv")
-
-
-def test_cells_are_tried_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each sweep over all ranks: a cell is tried again when a stage beside it has ended an action."""
-    tries, arrivals = [], timing.arrivals
-    monkeypatch.setattr(timing, "arrivals", lambda *args: tries.append(1) or arrivals(*args))
-    found = sp.pipeline_schedule("1f1b", ranks=100, microbatches=4)
-    found.check()
-    assert len(tries) <= 4 * sum(map(len, found.actions))

@@ -79,6 +79,25 @@ def test_missing_name_says_where_to_look(module: ModuleType, name: str) -> None:
         getattr(module, "nowhere_at_all")  # noqa: B009
 
 
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("DeviceMesh", "here it is simparallel.Mesh."),
+        ("DTensor", "here it is simparallel.Layout"),
+        ("lanch", "Did you mean launch?"),
+        ("FSDP", "docs/not_here.md"),
+        ("ring_attention", "docs/not_here.md"),
+    ],
+)
+def test_unknown_name_is_answered(name: str, answer: str) -> None:
+    """Elsewhere, misspelt, or missing; a name such as __wrapped__, for which tools probe, is looked up nowhere."""
+    with pytest.raises(NoAttributeError) as caught:
+        getattr(sp, name)
+    assert answer in str(caught.value)
+    assert not hasattr(sp, name)
+    assert str(NoAttributeError("simparallel", "__wrapped__")).endswith("has no attribute '__wrapped__'")
+
+
 def test_every_hint_can_be_followed() -> None:
     for name, here in hints._ELSEWHERE.items():
         found: Any = None

@@ -65,7 +65,7 @@ def serve(peer: AbstractPeer, directory: str) -> None:
         peer: this rank.
         directory: holds a FIFO for each rank.
     """
-    with open(Path(directory, f"rank{peer.rank}")) as commands:
+    with open(Path(directory, f"rank{peer.rank}"), encoding="utf-8") as commands:
         peer.barrier()
         if peer.rank == 0:
             _answer({"ready": peer.version})

@@ -133,7 +133,8 @@ def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray, *
         return
     # Partial results go straight to `out` only if `direct`: otherwise it may be a part that is still to be read.
     block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
-    scratch = out if direct else np.empty(min(block, out.size), rule.accumulate)
+    # Like the parts: of arrays without data, the scratch has none, too, and nothing computes with what it held before.
+    scratch = out if direct else np.empty_like(parts[0], rule.accumulate, shape=min(block, out.size))
     for start in range(0, out.size, block):
         stop = min(start + block, out.size)
         total = out[start:stop] if direct else scratch[: stop - start]

@@ -17,9 +17,9 @@ def is_integer(value: Any) -> bool:
 
 
 def check_integer(who: str, name: str, value: Any, low: int = 0, error: type[SimParallelError] = InputError) -> int:
-    """Return `value` as an int. Raise `error` unless it is an integer of `low` or more."""
+    """Return `value` as an int. Raise `error` unless it is an integer of `low` or more. Fact: `field`."""
     if not is_integer(value) or value < low:
-        raise error(f"{who}: {name}={value!r} must be an integer of {low} or more.")
+        raise error(f"{who}: {name}={value!r} must be an integer of {low} or more.", field=name)
     return int(value)
 
 

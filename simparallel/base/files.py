@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
-from simparallel.base.system import BINARY, CLOSE_ON_EXEC, NO_FOLLOW, NO_WAITING
+from simparallel.base.system import BINARY, CLOSE_ON_EXEC, NO_FOLLOW, NO_WAITING, read_at
 from simparallel.errors import InputError
 
 T = TypeVar("T")
@@ -270,7 +270,7 @@ def read_into(descriptor: int, offset: int, buffer: Any) -> int:
     rest = memoryview(buffer).cast("B")
     done = 0
     while done < len(rest):
-        count = os.preadv(descriptor, [rest[done:]], offset + done)
+        count = read_at(descriptor, rest[done:], offset + done)
         if count == 0:
             break
         done += count

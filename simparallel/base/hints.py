@@ -1,10 +1,12 @@
-"""Hints for names of PyTorch, NumPy or MindSpore that have another name here: the end of an AttributeError's text."""
+"""Hints for names that a module does not have: the name used here, a similar name, or the page of missing features."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from types import ModuleType
+
+from simparallel.base.names import did_you_mean
 
 # Names that the packages in _ROOMS do not have.
 _ELSEWHERE = {
@@ -32,6 +34,9 @@ _ELSEWHERE = {
     "lr_scheduler": "simparallel.optim.lr_scheduler", "Dataset": "simparallel.data.Dataset",
     "spawn": "simparallel.launch", "mp": "simparallel.launch",
     "manual_seed_all": "simparallel.manual_seed",
+    "DeviceMesh": "simparallel.Mesh", "init_device_mesh": "simparallel.Mesh",
+    **dict.fromkeys(("DTensor", "Shard", "Replicate", "Partial"), "simparallel.Layout, with simparallel.Tensor"),
+    "profiler": "simparallel.Trace",
 }  # fmt: skip
 _ROOMS = ("functions", "nn", "optim", "data", "parallel", "train", "ops", "models", "cluster", "view", "testing")
 
@@ -52,23 +57,28 @@ class NoAttributeError(AttributeError):
     """
 
     def __init__(self, module: str, name: str, find: Callable[[str], ModuleType | None] = sys.modules.get) -> None:
-        super().__init__(name=name, obj=sys.modules.get(module))
+        # Without obj=, or Python would add a second suggestion to the traceback.
+        super().__init__(name=name)
         self._module, self._find = module, find
 
     def __str__(self) -> str:
         told = f"module {self._module!r} has no attribute {self.name!r}"
+        if str(self.name).startswith("_"):
+            return told
         try:
             found = self._names()
         except ImportError:
             # The message is shown in the middle of an import.
             found = []
-        return told + (f"; here it is {' or '.join(found[:2])}." if found else "")
+        if found:
+            return f"{told}; here it is {' or '.join(found[:2])}."
+        module = sys.modules.get(self._module)
+        near = did_you_mean(str(self.name), [name for name in dir(module) if not name.startswith("_")])
+        return f"{told}.{near or ' docs/not_here.md lists missing features and alternatives.'}"
 
     def _names(self) -> list[str]:
         """Return the names that this package uses instead."""
         name = str(self.name)
-        if name.startswith("_"):
-            return []
         found = [f"simparallel.{room}.{name}" for room in _ROOMS if self._has(room, name)]
         return found or ([_ELSEWHERE[name]] if name in _ELSEWHERE else [])
 

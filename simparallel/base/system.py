@@ -9,9 +9,10 @@ import ctypes
 import errno
 import mmap
 import os
+import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -78,7 +79,12 @@ def memory_size_bytes() -> int:
 
 def missing_for_processes() -> str:
     """Return why device processes cannot run on this system; "" if they can."""
-    return "" if hasattr(os, "fork") else "this system has no fork"
+    return "" if hasattr(os, "fork") else f"device processes do not run on {platform.system() or sys.platform}"
+
+
+def can_fork() -> bool:
+    """Return whether a process may go on after a fork without exec, which system libraries of macOS do not allow."""
+    return hasattr(os, "fork") and sys.platform != "darwin"
 
 
 def try_lock(file: IO[bytes]) -> None:
@@ -99,6 +105,24 @@ def try_lock(file: IO[bytes]) -> None:
             raise BlockingIOError(*error.args) from None
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def read_at(fd: int, buffer: memoryview, offset: int) -> int:
+    """Read bytes from `offset` on into `buffer`; return their number, 0 at the end of the file."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    # Windows: the position of the descriptor changes.
+    with open(fd, "rb", buffering=0, closefd=False) as file:
+        file.seek(offset)
+        return file.readinto(buffer)
+
+
+def memory_barrier() -> Callable[[], None]:
+    """Return a function that orders the stores and loads before it before those after it, on weak memory models."""
+    if sys.platform == "darwin" and hasattr(libc := ctypes.PyDLL(None), "OSMemoryBarrier"):
+        return libc.OSMemoryBarrier
+    # A system call serves as one. Windows has no processes that need it, and its threads have the lock of Python.
+    return getattr(os, "sched_yield", lambda: None)
 
 
 def reserve(fd: int, start: int, length: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,6 @@ def train(epochs: int, global_batch_size: int, label: str) -> dict[str, Any]:
     optimizer = sp.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     loss_fn = sp.nn.CrossEntropyLoss()
 
-    # logging shows only warnings by default.
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     num_samples, loss = 0, None
     for epoch in sp.progress(range(epochs), label):
         sampler.set_epoch(epoch)
@@ -51,7 +50,9 @@ def train(epochs: int, global_batch_size: int, label: str) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
             num_samples += len(labels)
-        print(f"epoch {epoch}: loss {loss:.4f} after {num_samples} samples")
+        # Ranks that are threads have no logs of their own.
+        if threading.current_thread() is threading.main_thread():
+            print(f"epoch {epoch}: loss {loss:.4f} after {num_samples} samples")
     logger.info("trained on %d samples", num_samples)
 
     return {
@@ -131,7 +132,9 @@ def main(
         },
     )
     written.append(run_folder.write_metrics(directory, many.trace, many.metrics, numbers))
-    written += [directory / "scheduler.log", *(directory / f"worker_{rank}.log" for rank in range(world_size))]
+    # Ranks that are threads have no logs.
+    logs = [directory / "scheduler.log", *(directory / f"worker_{rank}.log" for rank in range(world_size))]
+    written += [path for path in logs if path.exists()]
     print("\nwritten:", *written, sep="\n  ")
     print("Open trace.json at https://ui.perfetto.dev; timeline.png shows two steps of it in simulated time.")
     return numbers

@@ -9,7 +9,6 @@ import mmap
 import multiprocessing
 import os
 import platform
-import resource
 import shutil
 import sys
 import tempfile
@@ -20,14 +19,23 @@ from typing import NamedTuple
 
 from simparallel import backend
 from simparallel.base import blas
-from simparallel.base.system import memory_size_bytes, usable_cores
+from simparallel.base.system import memory_size_bytes, missing_for_processes, usable_cores
 from simparallel.base.units import format_bytes
-from simparallel.comm.memory.memfd import SHM, available_memory, cgroup_number, free_bytes, is_disabled, seal
+from simparallel.comm.memory.memfd import (
+    SHM,
+    available_memory,
+    cgroup_number,
+    free_bytes,
+    is_disabled,
+    seal,
+    start_method,
+)
 from simparallel.comm.memory.segment import DEFAULT_ARENA_BYTES, SharedSegment
 from simparallel.comm.shm.transport import _FUTEX_WAIT, _SYS_FUTEX, Futex
 from simparallel.errors import SimParallelError
 from simparallel.runtime.joined.identity import identify
 from simparallel.runtime.preflight import room_for_ranks
+from simparallel.runtime.ranks.host import LOOK_S
 from simparallel.world.launchers import foreign_launcher
 
 # The dynamic linker's list of libraries, which is searched for an MPI library without loading one.
@@ -53,19 +61,19 @@ class CheckResult(NamedTuple):
 
 def findings() -> list[CheckResult]:
     """Check all features. Starts no processes."""
-    return [*_system(), *_memory(), *_limits(), *_waiting(), *_optional(), _launcher()]
+    of_processes = [] if missing_for_processes() else [*_shared(), *_limits(), *_waiting()]
+    return [*_system(), *_memory(), *of_processes, *_optional(), _launcher()]
 
 
 def _system() -> Iterator[CheckResult]:
-    linux = sys.platform == "linux"
     text = f"{platform.system()} {platform.release()}, {platform.machine()}, Python {platform.python_version()}"
-    yield CheckResult("system", OK if linux else FATAL, text if linux else f"{text}; only Linux is supported")
+    missing = missing_for_processes()
+    yield CheckResult("system", FALLBACK if missing else OK, text + f"; {missing}: ranks are threads" * bool(missing))
     # A container or taskset may allow fewer cores than the machine has.
-    usable, cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    usable, cores = usable_cores(), os.cpu_count() or 1
     limit = cpu_limit()
     text = f"{usable} of {cores} usable" + ("" if limit is None else f", limited to {limit:g} by the control group")
     yield CheckResult("cores", OK, f"{text}; ranks beyond that take turns")
-    yield _try("affinity", _affinity, "ranks begin where the system puts them, perhaps on one core")
     name, core = blas.core()
     text, bound = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.bound()
     yield CheckResult("blas", FALLBACK, f"{text}; {bound}") if bound else CheckResult("blas", OK, text)
@@ -81,6 +89,9 @@ def cpu_limit() -> float | None:
 def _memory() -> Iterator[CheckResult]:
     limit = cgroup_number("memory.max")
     free = available_memory()
+    if free == 0:
+        yield CheckResult("memory", OK, "this system does not say how much is available")
+        return
     ranks = room_for_ranks(free)
     total = memory_size_bytes()
     text = f"{format_bytes(total)}, {format_bytes(free)} available: room for about {ranks} ranks with little data"
@@ -90,10 +101,15 @@ def _memory() -> Iterator[CheckResult]:
     strict = mode == "2"
     modes = {"0": "heuristic", "1": "always", "2": "strict: arenas may have to be small (arena_bytes)"}
     yield CheckResult("overcommit", FALLBACK if strict else OK, modes.get(mode, "not known"))
+
+
+def _shared() -> Iterator[CheckResult]:
+    """Check the memory that processes share."""
     yield _try("memfd", _memfd, f"an unlinked file in {SHM} or {tempfile.gettempdir()} is used")
     yield _try("sealing", _sealing, "memory could be truncated by other programs of yours")
-    # Without it, full memory would end a rank by SIGBUS in the middle of its run.
-    yield _try("posix_fallocate", _fallocate, "", FATAL)
+    # Where it fails, full memory would end a rank by SIGBUS in the middle of its run.
+    if hasattr(os, "posix_fallocate"):
+        yield _try("posix_fallocate", _fallocate, "", FATAL)
     room, spare = free_bytes(SHM), free_bytes(tempfile.gettempdir())
     text = f"{format_bytes(room)} free; only used without memfd"
     why = f"not writable, or full; without memfd {tempfile.gettempdir()} is used, {format_bytes(spare)} free"
@@ -103,9 +119,11 @@ def _memory() -> Iterator[CheckResult]:
 
 def _limits() -> Iterator[CheckResult]:
     """Check the limits (`ulimit`) of this process, which its children inherit."""
+    import resource  # not on Windows
+
     limit = _limit(resource.RLIMIT_NOFILE)
     # Estimated at four descriptors for each rank, and eight to spare.
-    ranks = None if limit is None else max(0, (limit - len(os.listdir("/proc/self/fd")) - 8) // 4)
+    ranks = None if limit is None else max(0, (limit - len(os.listdir("/dev/fd")) - 8) // 4)
     text = "no limit" if ranks is None else f"{limit}: room for about {ranks} ranks"
     is_short = ranks is not None and ranks < FEW_RANKS
     yield CheckResult("descriptors", FALLBACK if is_short else OK, text + "; raise it (ulimit -n)" * is_short)
@@ -119,13 +137,19 @@ def _limits() -> Iterator[CheckResult]:
 
 
 def _limit(number: int) -> int | None:
+    import resource
+
     limit = resource.getrlimit(number)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _waiting() -> Iterator[CheckResult]:
+    yield _try("affinity", _affinity, "ranks begin where the system puts them, perhaps on one core")
     yield _try("futex", _futex, "ranks that wait sleep 0.2 ms at a time")
-    yield _try("pidfd", _pidfd, "ends of pipes tell of deaths; a child of the dead one may delay that")
+    yield _try("pidfd", _pidfd, f"the host looks for deaths every {LOOK_S * 1e3:g} ms")
+    yield _try("fork", _fork, "devices are new interpreters, which take longer to start")
+    if start_method() == "spawn":
+        return
     missing = missing_semaphores()
     text = missing or "records of all ranks are merged into scheduler.log"
     why = f"{missing}; records are only in each worker_N.log"
@@ -296,9 +320,15 @@ def _pidfd() -> str:
     return "a death is noticed at once"
 
 
+def _fork() -> str:
+    if start_method() == "spawn":
+        raise OSError(errno.ENOTSUP, "not safe on this system")
+    return "devices start in milliseconds"
+
+
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command, flush its output, and return its exit code; the reader of the output, as `head`, may end first."""
+    # Pipes of Windows have the characters of its language, and µ may not be among them.
+    with suppress(AttributeError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         code = command()
         if sys.stdout is not None:
@@ -60,11 +62,11 @@ def run_command(command: Callable[[], int]) -> int:
             _drop_output()
         raise
     except BrokenPipeError:
-        if not _reader_is_gone():
+        if hasattr(select, "poll") and not _reader_is_gone():
             raise
         _drop_output()
-        # Shells give this code to a program that SIGPIPE has ended.
-        return 128 + signal.SIGPIPE
+        # Shells give this code, 128 + SIGPIPE, to a program that the signal has ended.
+        return 141
 
 
 def _options(given: list[str]) -> argparse.Namespace:
@@ -90,7 +92,9 @@ def _passed_on(given: list[str], options: argparse.Namespace) -> list[str]:
 
 
 def _reader_is_gone() -> bool:
-    """Return whether the program that reads our output has ended, as `head` does."""
+    """Return whether the program that reads our output has ended, as `head` does; Windows cannot tell."""
+    if not hasattr(select, "poll"):
+        return False
     watch = select.poll()
     try:
         # poll reports errors and hang-ups without being asked for them.
@@ -144,7 +148,9 @@ def _run(options: argparse.Namespace) -> int:
     written += run_folder.write_losses(directory, {format_number_of(request.world_size, "device"): losses})
     numbers = {"wall_time_s": time.perf_counter() - started, "script": options.script}
     written.append(run_folder.write_metrics(directory, results.trace, results.metrics, numbers))
-    written += [directory / "scheduler.log", directory / "worker_N.log"]
+    # Ranks that are threads have no logs.
+    if (directory / "scheduler.log").exists():
+        written += [directory / "scheduler.log", directory / "worker_N.log"]
     print(f"\n{results.trace.table()}\n\nwritten: {', '.join(map(str, written))}")
     return 0
 

@@ -6,6 +6,7 @@ that of computing, and idle time is what is left of the makespan.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -60,49 +61,32 @@ class Tally:
 
     def totals(self) -> dict[int, Totals]:
         """Return device number -> its totals, ascending."""
-        return {
-            device: found.totals(self._num_steps) for device, found in sorted(self._devices.items()) if found.num_events
-        }
+        return {device: found.totals(self._num_steps) for device, found in sorted(self._devices.items())}
 
 
 class _DeviceTally:
     def __init__(self) -> None:
-        self.num_events = self.sent_bytes = self.flops = 0
-        self.start_ps = self.end_ps = 0
-        self.compute, self.communication, self.busy = _Union(), _Union(), _Union()
-        self.wall_compute, self.wall_communication = _Union(), _Union()
+        # From the first start to the last end.
+        self.span_ps: tuple[int, ...] = ()
+        # By fields of `Totals`.
+        self.sums: Counter[str] = Counter()
+        self.unions: defaultdict[str, _Union] = defaultdict(_Union)
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
         wall_starts, wall_ends, starts, ends, flops, sent = (_integers(rows, field) for field in _SUMMED)
         computes = np.fromiter([row[STREAM] == COMPUTE for row in rows], bool, len(rows))
-        first, last = int(starts.min()), int(ends.max())
-        self.start_ps = min(self.start_ps, first) if self.num_events else first
-        self.end_ps = max(self.end_ps, last) if self.num_events else last
-        self.num_events += len(rows)
-        self.flops += int(flops.sum())
-        self.sent_bytes += int(sent.sum())
-        self.busy.add(starts, ends)
-        for chosen, simulated, wall in (
-            (computes, self.compute, self.wall_compute),
-            (~computes, self.communication, self.wall_communication),
-        ):
-            simulated.add(starts[chosen], ends[chosen])
-            wall.add(wall_starts[chosen], wall_ends[chosen])
+        times = *self.span_ps, int(starts.min()), int(ends.max())
+        self.span_ps = min(times), max(times)
+        self.sums.update(num_events=len(rows), flops=int(flops.sum()), sent_bytes=int(sent.sum()))
+        self.unions["busy_ps"].add(starts, ends)
+        for what, chosen in (("compute", computes), ("communication", ~computes)):
+            self.unions[f"{what}_ps"].add(starts[chosen], ends[chosen])
+            self.unions[f"wall_{what}_ns"].add(wall_starts[chosen], wall_ends[chosen])
 
     def totals(self, num_steps: int) -> Totals:
-        return Totals(
-            self.num_events,
-            num_steps,
-            self.start_ps,
-            self.end_ps,
-            self.compute.length,
-            self.communication.length,
-            self.busy.length,
-            self.wall_compute.length,
-            self.wall_communication.length,
-            self.sent_bytes,
-            self.flops,
-        )
+        start_ps, end_ps = self.span_ps
+        lengths = {name: union.length for name, union in self.unions.items()}
+        return Totals(steps=num_steps, start_ps=start_ps, end_ps=end_ps, **self.sums, **lengths)
 
 
 class _Union:

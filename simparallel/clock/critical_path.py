@@ -35,7 +35,9 @@ def communications(events: Sequence[Event]) -> list[list[int]]:
     return list(calls.values())
 
 
-def critical_path(events: Sequence[Event], waits: Sequence[Sequence[int]] | None = None) -> list[int]:
+def critical_path(
+    events: Sequence[Event], waits: Sequence[Sequence[int]] | None = None, last: int | None = None
+) -> list[int]:
     """Return the indices of the events that the simulated time consists of, in order of time.
 
     Found backwards from the last end. An event waited for an event that ended when it started. Of several, it is one on
@@ -48,13 +50,14 @@ def critical_path(events: Sequence[Event], waits: Sequence[Sequence[int]] | None
             of its ranks, and for a receive that ends with its message the send. Where no event ended at that time, the
             path has a gap, and goes on with the last event before it: after steps that were not kept, and where a
             device waited for its interpreter.
+        last: the event at the end of the path; None for the one that ends last.
 
     Cost: about 5 us an event.
     """
     walk = _Walk(events) if waits is None else None
     path: list[int] = []
     work = (i for i, event in enumerate(events) if event.kind != RANGE)
-    index = max(work, key=lambda i: (events[i].sim_end_ps, -i), default=None)
+    index = max(work, key=lambda i: (events[i].sim_end_ps, -i), default=None) if last is None else last
     while index is not None:
         path.append(index)
         if walk is not None:

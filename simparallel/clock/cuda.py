@@ -18,14 +18,16 @@ def cuda_device(index: Any = None) -> Device:
     sim:(k - local rank * d) of its rank.
 
     Args:
-        index: number of the GPU on the node, or the name of a device; None for the rank's first device.
+        index: number of the GPU on the node, or the name of a device; None and "cuda" for the rank's first device.
 
     Raises:
         InputError: the GPU belongs to another rank, or there is no such device.
     """
     if index is not None and (not isinstance(index, int) or isinstance(index, bool)):
         device = Device(index)
-        return cuda_device(device.index) if device.type != SIM else device
+        if device.type == SIM:
+            return device
+        index = None if index == "cuda" else device.index
     if device_count() > 0:
         return Device("cuda", index or 0)
     note_once("there is no GPU: cuda:k means a simulated device of this rank.")

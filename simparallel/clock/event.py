@@ -6,10 +6,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from simparallel.base.units import format_numbers
+from simparallel.errors import InputError
 
 COMPUTE, RANGE = "compute", "range"
 COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to the other devices
+CLOCKS = ("sim", "wall")
 KINDS = ("forward", "backward", "optimizer", "collective", "p2p", "copy", RANGE)
+
+Lane = tuple[int, int, str]  # (rank, device, stream)
 
 
 class Event(NamedTuple):
@@ -36,9 +40,15 @@ class Event(NamedTuple):
     layer: str = ""  # path of the module that called the op, such as "body.fc1"; "" outside of modules
 
     @property
-    def lane(self) -> tuple[int, int, str]:
+    def lane(self) -> Lane:
         """Rank, device and stream."""
         return self.rank, self.device, self.stream
+
+    def span(self, clock: str) -> tuple[int, int]:
+        """Return start and end: simulated [ps], or measured [ns] if the clock is "wall"."""
+        if clock == "sim":
+            return self.sim_start_ps, self.sim_end_ps
+        return self.wall_start_ns, self.wall_end_ns
 
 
 # Indices of fields in an event's row.
@@ -52,15 +62,21 @@ def stream_order(stream: str) -> tuple[int, str]:
     return (0 if stream.startswith(RANGE) else 1 if stream == COMPUTE else 2), stream
 
 
-def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
+def check_clock(clock: str) -> None:
+    """Raise InputError unless `clock` is "sim" or "wall"."""
+    if clock not in CLOCKS:
+        raise InputError(f"clock={clock!r} is not a clock of a trace; choose 'sim' or 'wall'.")
+
+
+def lane_names(events: Iterable[Event]) -> dict[Lane, str]:
     """Return (rank, device, stream) -> display name, in the order of display: by rank, by device, then `stream_order`.
 
     A group's stream is named after its ranks, "comm [0, 2]". The name includes the device if the rank has several.
     """
     groups = {event.lane: event.group for event in events}
     with_devices = {rank for rank, device, _ in groups if device}
-    names: dict[tuple[int, int, str], str] = {}
-    used: dict[tuple[int, int, str], int] = {}
+    names: dict[Lane, str] = {}
+    used: dict[Lane, int] = {}
     for lane in sorted(groups, key=lambda key: (*key[:2], stream_order(key[2]))):
         rank, device, name = lane
         if name.startswith("comm ") and name.removeprefix("comm ").isdigit():

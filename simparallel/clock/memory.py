@@ -97,7 +97,17 @@ class MemoryAccount:
             DeviceOutOfMemoryError: they do not fit; the error lists the live bytes by category.
         """
         if self.limit_bytes is not None and self.total + size_bytes > self.limit_bytes:
-            raise self._out_of_memory(size_bytes, what)
+            limit, held = format_bytes(self.limit_bytes), self._held_text()
+            if size_bytes > self.limit_bytes:
+                why = f"more than the whole {limit} of the device" + (f"; taken: {held}" if held else "")
+            else:
+                why = f"but {format_bytes(self.total)} of {limit} are taken: {held}"
+            raise self._out_of_memory(
+                size_bytes,
+                self.limit_bytes,
+                f"{what} needs {format_bytes(size_bytes)}, {why}. Use a smaller batch or model, checkpoint "
+                "activations, or give the devices more memory (device_memory=).",
+            )
 
     def limit_to(self, limit_bytes: int) -> None:
         """Set the capacity.
@@ -106,14 +116,11 @@ class MemoryAccount:
             DeviceOutOfMemoryError: more is in use already; the limit stays unchanged.
         """
         if self.total > limit_bytes:
-            held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.live.items() if size)
-            raise DeviceOutOfMemoryError(
-                f"{self.who}: a limit of {format_bytes(limit_bytes)} is less than the {format_bytes(self.total)} "
-                f"already allocated: {held}. Set the limit before the model is created, or raise it.",
-                needed_bytes=self.total,
-                limit_bytes=limit_bytes,
-                live=dict(self.live),
-                layer="",
+            raise self._out_of_memory(
+                self.total,
+                limit_bytes,
+                f"a limit of {format_bytes(limit_bytes)} is less than the {format_bytes(self.total)} already "
+                f"allocated: {self._held_text()}. Set the limit before the model is created, or raise it.",
             )
         self.limit_bytes = limit_bytes
 
@@ -184,21 +191,12 @@ class MemoryAccount:
             "limit_bytes": self.limit_bytes,
         }
 
-    def _out_of_memory(self, size_bytes: int, what: str) -> DeviceOutOfMemoryError:
-        limit = format_bytes(self.limit_bytes or 0)
-        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.live.items() if size)
-        if size_bytes > (self.limit_bytes or 0):
-            why = f"more than the whole {limit} of the device" + (f"; taken: {held}" if held else "")
-        else:
-            why = f"but {format_bytes(self.total)} of {limit} are taken: {held}"
-        return DeviceOutOfMemoryError(
-            f"{self.who}: {what} needs {format_bytes(size_bytes)}, {why}. Use a smaller batch or model, "
-            "checkpoint activations, or give the devices more memory (device_memory=).",
-            needed_bytes=size_bytes,
-            limit_bytes=self.limit_bytes,
-            live=dict(self.live),
-            layer="",
-        )
+    def _held_text(self) -> str:
+        return ", ".join(f"{name} {format_bytes(size)}" for name, size in self.live.items() if size)
+
+    def _out_of_memory(self, needed_bytes: int, limit_bytes: int, text: str) -> DeviceOutOfMemoryError:
+        facts = {"needed_bytes": needed_bytes, "limit_bytes": limit_bytes, "live": dict(self.live), "layer": ""}
+        return DeviceOutOfMemoryError(f"{self.who}: {text}", **facts)
 
 
 class NullAccount(MemoryAccount):

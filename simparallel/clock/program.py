@@ -1,7 +1,7 @@
 """Programs: all that one rank computes and communicates, in the order in which the rank issues it.
 
 A program is a list of actions. Each belongs to a stream of a device, as in `clock.recorder`: "compute", one for each
-group, one for each direction of messages. One rule gives the time of every action:
+group, one for each direction of messages between two ranks, which queue there. One rule gives the time of every action:
 
     It starts as soon as its stream has finished the action before it, all actions that it comes after have ended,
     and, in a collective, every other member is as far.

@@ -25,7 +25,7 @@ from simparallel.comm.group import Algorithm, Group, Medium
 from simparallel.comm.grouping import GroupRegistry
 from simparallel.comm.inline import InlineTransport, RoundRobin
 from simparallel.comm.mailbox import Mailbox
-from simparallel.comm.memory.segment import SharedSegment
+from simparallel.comm.memory.segment import THREAD_ARENA_BYTES, SharedSegment
 from simparallel.comm.plan import Settings
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.transport import AbstractTransport
@@ -662,7 +662,7 @@ def is_running() -> bool:
 
 def alone() -> Communicator:
     """Create a communicator for a world of one rank in this thread. A forked process gets a copy of its own."""
-    segment = SharedSegment(1, arena_bytes=1 << 30, is_private=True)
+    segment = SharedSegment(1, arena_bytes=THREAD_ARENA_BYTES, is_private=True)
     return Communicator(InlineTransport(segment, 0, RoundRobin(1)))
 
 

@@ -18,6 +18,7 @@ from sys import _getframe
 from typing import Any, NamedTuple
 
 from simparallel.base.callsite import is_inside, place
+from simparallel.base.system import KILL, memory_barrier
 from simparallel.comm.call_header import COMPARED, OP
 from simparallel.comm.diagnosis import counts, deadlock_error, last_calls
 from simparallel.comm.fault_spec import Faults
@@ -239,7 +240,7 @@ class AbstractTransport:
         how = f"exited with code {code - 1}" if code > 0 else self.unknown_end
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
+        if code == -KILL:
             how += " (often the out-of-memory killer)"
         return RankFailedError(
             f"rank {self.rank} was stopped in {describe()}: rank {rank} (pid "
@@ -336,5 +337,4 @@ if platform.machine() in ("x86_64", "AMD64", "i686"):
         _fence_lock.release()
 
 else:
-    # Weaker memory models need a barrier; a system call serves as one.
-    order = fence = os.sched_yield
+    order = fence = memory_barrier()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import CodeType, ModuleType
+from typing import NoReturn
 
+from simparallel.base.hints import NoAttributeError
 from simparallel.errors import InputError
 
 FRONTS = ("mindspore", "torch")
@@ -35,7 +38,8 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system uses the entry of sys.modules, so both names of a module mean one object.
-        sys.modules[module.__name__] = import_module(f"{_HERE}.{module.__name__}")
+        front = sys.modules[module.__name__] = import_module(f"{_HERE}.{module.__name__}")
+        vars(front).setdefault("__getattr__", partial(_unknown, module.__name__))
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the code of a module, for `python -m`."""
@@ -44,6 +48,11 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def get_source(self, fullname: str) -> None:
         return None
+
+
+def _unknown(module: str, name: str) -> NoReturn:
+    """Answer for a name that a front's module does not have."""
+    raise NoAttributeError(module, name, import_module)
 
 
 def install(framework: str) -> None:

@@ -416,7 +416,7 @@ class ClusterSpec:
         return spread.step(size_bytes) if spread.levels else self.link.step(size_bytes)
 
     def links_of(self, ranks: Sequence[int], *, one_way: bool = False) -> tuple[LinkUse, ...]:
-        """Return the links that a collective of these ranks uses, for an engine that shares them among groups.
+        """Return the links that a collective of these ranks uses, for the solver, which shares them among groups.
 
         Args:
             ranks: the group.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, pairwise, product
@@ -43,7 +43,8 @@ def _nonnegative(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
         times: shape (times,), above 0.
     """
     scale = np.maximum(columns.max(axis=0), 1e-300)
-    columns, subsets = columns / scale, [*_subsets(columns.shape[1])]
+    columns, numbers = columns / scale, range(columns.shape[1])
+    subsets = [list(chosen) for size in range(1, len(numbers) + 1) for chosen in combinations(numbers, size)]
     weights, best, expected = np.ones(len(times)), np.zeros(columns.shape[1]), times
     # The error of a time is its log; near the fit, that is the difference over the fitted time.
     for _ in range(_ITERATIONS):
@@ -58,11 +59,6 @@ def _nonnegative(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
         expected = np.maximum(columns @ best, times / 1e3)
         weights = np.sqrt(np.minimum(1, _OUTLIER / np.maximum(np.abs(np.log(expected / times)), 1e-12)))
     return best / scale
-
-
-def _subsets(count: int) -> Iterator[list[int]]:
-    for size in range(1, count + 1):
-        yield from map(list, combinations(range(count), size))
 
 
 def fit_op(samples: Iterable[Sample]) -> OpCost:
@@ -194,7 +190,7 @@ def fingerprint() -> dict[str, Any]:
     """Return the facts on which the times of this machine depend."""
     model = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "cpu": model,

@@ -176,11 +176,7 @@ class GpuStopwatch(Stopwatch):
         self._last = self._gpu.mark(self._gpu.compute, timed=True)
         if self._last.done:
             # The device, a stand-in, ends all work before it returns: nothing gets ahead of it.
-            self._head = _nothing
-
-
-def _nothing() -> None:
-    pass
+            self._head = lambda: None
 
 
 def measured(program: Workload, gpu: Gpu, watch: GpuStopwatch | None = None) -> Measurement:

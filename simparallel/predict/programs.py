@@ -1,4 +1,4 @@
-"""Recorders of dry runs: the work of a rank at its device's peak; and its program, which the engines can time anew."""
+"""Recorders of dry runs: the work of a rank at its device's peak; and its program, which the solver can time anew."""
 
 from __future__ import annotations
 
@@ -215,16 +215,22 @@ def critical_events(recorders: Sequence[ProgramRecorder]) -> list[Event]:
     """
     graph = graph_of(recorders)
     times = solve(graph)
+    # Task -> its event, of a collective that of the lowest rank.
     shown: dict[int, Event] = {}
     for recorder, tasks in zip(recorders, graph.tasks, strict=True):
         events = recorder.events
-        shown |= {tasks[number]: events[row] for row, number in recorder.places.items()}
+        for row, number in recorder.places.items():
+            shown.setdefault(tasks[number], events[row])
+    # The last event: an interpreter may go on after it.
+    last = max(shown, key=lambda task: (times.ends[task], -task), default=None)
     timed: list[Event] = []
     for task, (action, start_ps, end_ps) in enumerate(zip(graph.actions, times.starts, times.ends, strict=True)):
         rank, name = recorders[min(graph.parties[task])].rank, "launch" if action.stream == LAUNCHER else "busy core"
-        event = Event(rank, str(action.stream), name, name, 0, 0, 0, start_ps, end_ps, 0, 0, 0, (), -1, action.device)
+        event = Event(
+            rank, str(action.stream or COMPUTE), name, name, 0, 0, 0, start_ps, end_ps, 0, 0, 0, (), -1, action.device
+        )
         timed.append(event)
         # Waits are tasks, too, and take no time.
         if end_ps > start_ps:
             shown.setdefault(task, event)
-    return [shown[task] for task in critical_path(timed, graph.before) if task in shown]
+    return [shown[task] for task in critical_path(timed, graph.before, last) if task in shown]

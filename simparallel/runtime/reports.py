@@ -18,6 +18,7 @@ import cloudpickle
 from simparallel.base import pickling
 from simparallel.base.callsite import cell_of, is_inside, place
 from simparallel.base.files import write_atomically
+from simparallel.base.system import KILL
 from simparallel.base.units import format_ranks
 from simparallel.clock.recording import Recorded
 from simparallel.comm.diagnosis import unreceived
@@ -25,6 +26,7 @@ from simparallel.comm.memory.segment import SharedSegment
 from simparallel.comm.transport import LEFT
 from simparallel.errors import DeadlineError, RankFailedError, RunFailedError, SimParallelError
 from simparallel.machine.cluster import ClusterSpec
+from simparallel.runtime.log_folder import SCHEDULER_LOG
 from simparallel.runtime.module_watch import is_installed
 
 # Places of interrupted ranks that a message lists.
@@ -206,7 +208,7 @@ def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dic
         summary, code = "process ended; the host process, which would know how, does not answer", 1
     elif exit_code < 0:
         name = signal.Signals(-exit_code).name
-        often = ", often the out-of-memory killer" if exit_code == -signal.SIGKILL and not by_us else ""
+        often = ", often the out-of-memory killer" if exit_code == -KILL and not by_us else ""
         # The exit code of shells: 128 plus the number of the signal.
         summary, code = f"killed by {name}{often}", 128 - exit_code
     else:
@@ -299,8 +301,10 @@ def run_failed(
         lines += ["", f"Failed in the same way: {format_ranks(same)}.", *_notes(reports, same)]
     later = [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
     lines += ["", *later] if later else []
-    if log_dir is not None:
-        lines += ["", f"Logs: {os.path.join(log_dir, f'worker_{root}.log')}, {os.path.join(log_dir, 'scheduler.log')}"]
+    names = [] if log_dir is None else [os.path.join(log_dir, name) for name in (f"worker_{root}.log", SCHEDULER_LOG)]
+    # Ranks that are threads have no logs.
+    if logs := [name for name in names if os.path.exists(name)]:
+        lines += ["", f"Logs: {', '.join(logs)}"]
     plain = {rank: plain_report(report) for rank, report in reports.items()}
     error = RunFailedError("\n".join(lines), rank=root, exit_code=cause["exit_code"], reports=plain)
     return error, _original(cause["exception"])

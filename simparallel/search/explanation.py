@@ -51,6 +51,11 @@ class Move(NamedTuple):
     backward: str
     cost_ps: int
 
+    def __str__(self) -> str:
+        ways = {"forward": self.forward, "backward": self.backward}
+        told = ", ".join(f"{phase} {text}" for phase, text in ways.items() if text)
+        return f"input {self.input}, from {self.source}: {told}; {format_seconds(self.cost_ps / 1e12)}"
+
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
@@ -87,7 +92,7 @@ class Explanation:
         return rows
 
     def _moves(self) -> list[str]:
-        return [_move_text(move) for move in self.moves] or ["no input is redistributed"]
+        return list(map(str, self.moves)) or ["no input is redistributed"]
 
     def __repr__(self) -> str:
         lines = [
@@ -100,12 +105,6 @@ class Explanation:
     def _repr_html_(self) -> str:
         """Return the choices as an HTML table, for notebooks."""
         return table(self._rows(), title=self.title, notes=self._moves(), left=True)
-
-
-def _move_text(move: Move) -> str:
-    ways = [f"{phase} {text}" for phase, text in (("forward", move.forward), ("backward", move.backward)) if text]
-    told = ", ".join(ways)
-    return f"input {move.input}, from {move.source}: {told}; {format_seconds(move.cost_ps / 1e12)}"
 
 
 def strategy_text(in_strategy: Any, out_strategy: Any) -> str:

@@ -157,9 +157,14 @@ class Graph:
             stack += [source.number for source, needed in sources if needed and source.kind == NODE]
 
 
-def micro_batch_counts(rows: int) -> list[int]:
-    """Return the numbers of micro-batches, beyond one, to consider for a batch of `rows` samples on a rank."""
-    return [count for count in _MICRO_BATCHES if rows and rows % count == 0]
+def captures(graph_with: Callable[[int], Graph]) -> list[Graph]:
+    """Return the graph with one micro-batch and, if the program splits its batch, those with 2, 4, and more.
+
+    Args:
+        graph_with: returns the graph with a number of micro-batches.
+    """
+    first = graph_with(1)
+    return [first, *(graph_with(count) for count in _MICRO_BATCHES if first.rows and first.rows % count == 0)]
 
 
 def capture(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from simparallel.nn import BatchNorm2d, Module
 from simparallel.nn.deferred import deferred_init
 from simparallel.optim import AdamW, Momentum
 from simparallel.parallel.operator.auto import micro_batches
-from simparallel.search.graph import Graph, capture, micro_batch_counts
+from simparallel.search.graph import Graph, capture, captures
 
 
 class KnownModel(NamedTuple):
@@ -75,8 +76,7 @@ class ModelStep:
 
     def graphs(self, batch: int, device_num: int) -> list[Graph]:
         """Return the graphs of the step with 1, 2, 4, … micro-batches; see `graph`."""
-        first = self.graph(batch, device_num)
-        return [first, *(self.graph(batch, device_num, count) for count in micro_batch_counts(first.rows))]
+        return captures(partial(self.graph, batch, device_num))
 
     def graph(self, batch: int, device_num: int, num_micro_batches: int = 1) -> Graph:
         """Return the graph of the step on a batch that every device is given whole (`full_batch`)."""

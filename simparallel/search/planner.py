@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from simparallel.parallel.operator.auto import AutoParallel, check_same_calls
 from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
 from simparallel.search.following import data_parallel
-from simparallel.search.graph import Graph, RecomputeSegment, capture, micro_batch_counts
+from simparallel.search.graph import Graph, RecomputeSegment, capture, captures
 from simparallel.search.pareto import pareto
 from simparallel.search.plan import Plan, PlannedOp
 from simparallel.search.problem import Problem, Solution
@@ -66,12 +67,6 @@ class SearchSettings:
     alpha: float = 1.0
     beta: float = 1.0
     gamma: float | None = None
-
-
-def graphs_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Graph]:
-    """Capture a program with one micro-batch and, if it splits its batch, with 2, 4, and more of them."""
-    first = graph_of(program, args, kwargs)
-    return [first, *(graph_of(program, args, kwargs, count) for count in micro_batch_counts(first.rows))]
 
 
 def graph_of(
@@ -418,7 +413,7 @@ def interpreter(parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any],
     """
     communicator = current()
     if plan is None:
-        graph, *split = graphs_of(parallel.network, args, kwargs)
+        graph, *split = captures(partial(graph_of, parallel.network, args, kwargs))
         check_same_calls([(node.op.name, node.line, *node.shapes) for node in graph.nodes])
         found = None
         if communicator.rank == 0:

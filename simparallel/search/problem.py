@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.base.checks import is_integer
 from simparallel.errors import InputError
 
 Pairs = Mapping[tuple[int, int], np.ndarray]
@@ -35,8 +34,7 @@ class Problem:
         edge_memory: [bytes] of pairs of candidates, as `edges`; the pairs of nodes may be others than in `edges`.
 
     Raises:
-        InputError: a node without a candidate; a wrong dtype, shape or pair of nodes; a negative number; sums beyond
-            2**61. Facts: `node` or `edge`, and the `field`.
+        InputError: a node without a candidate (fact: `node`), or sums beyond 2**61.
     """
 
     nodes: tuple[np.ndarray, ...]
@@ -45,41 +43,14 @@ class Problem:
     edge_memory: Pairs = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        most = {}  # field -> sum of the largest entries of its arrays
-        for name, arrays in (("nodes", self.nodes), ("memory", self.memory or ())):
-            if arrays and len(arrays) != len(self.nodes):
-                raise InputError(
-                    f"Problem: memory of {len(arrays)} nodes, but there are {len(self.nodes)}.", field=name
-                )
-            total = 0
-            for node, array in enumerate(arrays):
-                shape = (None,) if name == "nodes" else self.nodes[node].shape
-                total += _most(name, "node", node, array, shape)
-            most[name] = total
-        for name, pairs in (("edges", self.edges), ("edge_memory", self.edge_memory)):
-            seen: dict[tuple[int, tuple[int, ...]], int] = {}
-            total = 0
-            for edge, array in pairs.items():
-                if not _is_pair(edge, len(self.nodes)):
-                    raise InputError(
-                        f"Problem: {name}[{edge!r}]: a key is a pair (u, v) of node numbers with "
-                        f"0 <= u < v < {len(self.nodes)}.",
-                        field=name,
-                        edge=edge,
-                    )
-                shape = (len(self.nodes[edge[0]]), len(self.nodes[edge[1]]))
-                key = id(array), shape
-                if key not in seen:
-                    seen[key] = _most(name, "edge", edge, array, shape)
-                total += seen[key]
-            most[name] = total
-        for first, second, unit in (("nodes", "edges", "ps"), ("memory", "edge_memory", "bytes")):
-            if (total := most[first] + most[second]) >= MOST:
-                raise InputError(
-                    f"Problem: the largest {first} and {second} add up to {total} {unit}, which is not below 2**61; "
-                    "use a coarser unit.",
-                    field=first,
-                )
+        for node, costs in enumerate(self.nodes):
+            if not len(costs):
+                raise InputError(f"Problem: nodes[{node}] has no candidate; every node needs one.", node=node)
+        if self.most >= MOST:
+            raise InputError(
+                f"Problem: the largest nodes and edges add up to {self.most}, which is not below 2**61; use a coarser "
+                "unit."
+            )
 
     def __len__(self) -> int:
         """Return the number of nodes."""
@@ -87,22 +58,11 @@ class Problem:
 
     def cost(self, choice: Sequence[int]) -> int:
         """Return the cost [ps] of a choice: one candidate's number for each node."""
-        self._check(choice)
         return _total(self.nodes, self.edges, choice)
 
     def memory_bytes(self, choice: Sequence[int]) -> int:
         """Return the memory [bytes] of a choice: one candidate's number for each node."""
-        self._check(choice)
         return _total(self.memory or (), self.edge_memory, choice)
-
-    def _check(self, choice: Sequence[int]) -> None:
-        if len(choice) != len(self):
-            raise InputError(f"choice: {len(choice)} candidates, but there are {len(self)} nodes.", nodes=len(self))
-        for node, (candidate, costs) in enumerate(zip(choice, self.nodes, strict=True)):
-            if not 0 <= candidate < len(costs):
-                raise InputError(
-                    f"choice: node {node} has candidates 0 to {len(costs) - 1}, not {candidate}.", node=node
-                )
 
     @cached_property
     def memory_problem(self) -> Problem:
@@ -168,28 +128,6 @@ class Solution:
     def is_exact(self) -> bool:
         """Whether the choice is proven to be optimal."""
         return self.cost == self.bound
-
-
-def _is_pair(edge: Any, count: int) -> bool:
-    is_tuple = isinstance(edge, tuple) and len(edge) == 2 and all(map(is_integer, edge))
-    return is_tuple and 0 <= edge[0] < edge[1] < count
-
-
-def _most(name: str, what: str, where: Any, array: Any, shape: tuple[int | None, ...]) -> int:
-    """Return the largest entry of an array of the problem, checked."""
-    place = f"Problem: {name}[{where!r}]"
-    facts = {"field": name, what: where}
-    if not isinstance(array, np.ndarray) or array.dtype != np.int64:
-        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise InputError(f"{place} must be an array of int64, got {kind}.", **facts)
-    if array.ndim != len(shape) or (array.shape != shape and shape != (None,)):
-        expected = "(candidates,)" if shape == (None,) else shape
-        raise InputError(f"{place} must have shape {expected}, got {array.shape}.", **facts)
-    if array.size == 0:
-        raise InputError(f"{place} has no candidate; every node needs one.", **facts)
-    if (least := int(array.min())) < 0:
-        raise InputError(f"{place} holds {least}; costs and bytes must not be negative.", **facts)
-    return int(array.max())
 
 
 def _total(nodes: Sequence[np.ndarray], edges: Pairs, choice: Sequence[int]) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from simparallel.errors import InputError
 from simparallel.search.problem import Problem, Solution
 
 
@@ -22,15 +21,8 @@ def propagate(problem: Problem, fixed: Mapping[int, int]) -> Solution:
         problem: what to choose.
         fixed: node -> its candidate.
 
-    Raises:
-        InputError: a fixed node or candidate that does not exist. Facts: `node`.
-
     Cost: S_v for each node and edge. The choice may be far from the optimum: the bound is `Problem.least`.
     """
-    for node, candidate in fixed.items():
-        if not 0 <= node < len(problem) or not 0 <= candidate < len(problem.nodes[node]):
-            what = f"node {node} of {len(problem)}" if not 0 <= node < len(problem) else f"candidate {candidate}"
-            raise InputError(f"propagate: fixed[{node}]={candidate}: there is no {what}.", node=node)
     chosen = dict(fixed)
     # From the costliest node on: start anew in each part of the graph that is still undecided.
     starts = sorted(range(len(problem)), key=lambda v: (-int(problem.nodes[v].min()), v))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
+from operator import add
 from typing import NamedTuple
 
 from simparallel.errors import ClusterError, InputError
@@ -314,20 +315,17 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> Pass:
     if stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
         lookup, scatter = Kernel(0, 4 * tokens * h), Kernel(0, (2 + 2 * gradient_bytes) * tokens * h)
-        work = _joined(work, Pass([lookup, Kernel(0, 5 * own * h)], [Kernel(0, 5 * own * h), scatter], [], 1, 0))
+        ends = Pass([lookup, Kernel(0, 5 * own * h)], [Kernel(0, 5 * own * h), scatter], [], 1, 0)
+        work = Pass(*map(add, work, ends))
     if stage == plan.pipeline - 1:
         vocabulary = -(-shape.vocabulary // t)
         logits = tokens * vocabulary
         # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
         head = [Kernel(0, 4 * own * h), _product(tokens, h, vocabulary), Kernel(0, 6 * logits), Kernel(0, 8 * logits)]
         back = [Kernel(0, 6 * logits), _product(tokens, vocabulary, h), Kernel(0, 6 * own * h)]
-        work = _joined(work, Pass(head, back, [_weight_gradient(tokens, h, vocabulary, gradient_bytes)], 0, 1))
+        ends = Pass(head, back, [_weight_gradient(tokens, h, vocabulary, gradient_bytes)], 0, 1)
+        work = Pass(*map(add, work, ends))
     return work
-
-
-def _joined(one: Pass, other: Pass) -> Pass:
-    kernels = (one.forward + other.forward, one.backward + other.backward, one.weights + other.weights)
-    return Pass(*kernels, one.shown + other.shown, one.hidden + other.hidden)
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:

@@ -1,5 +1,6 @@
-"""Leak checks: compare a process's resources before and after a block, on systems with /proc.
+"""Leak checks: compare a process's resources before and after a block.
 
+Systems without /proc tell of threads and temporary files alone.
 Processes are found in two ways: as descendants of this one, and by a mark in the environment that everything started
 from here inherits, so that orphans are found, too.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -20,15 +20,23 @@ from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
 
-from simparallel.base.system import usable_cores
+from simparallel.base.system import KILL, usable_cores
 
 MARK = "SIMPARALLEL_TEST_MARK"
+
+
+def _names(folder: str) -> list[str]:
+    """Return the names in a folder of the system; none where there is no such folder."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
     """Return (parent, start time) of a process; None if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return int(fields[1]), fields[19]
@@ -37,7 +45,7 @@ def _stat(pid: int) -> tuple[int, str] | None:
 def marked(mark: str) -> set[int]:
     """Return the processes started with this mark in their environment; zombies have no environment."""
     found = set()
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in (int(name) for name in _names("/proc") if name.isdigit()):
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
@@ -49,7 +57,7 @@ def marked(mark: str) -> set[int]:
 
 def descendants(ancestor: int) -> set[int]:
     """Return children of a process, their children, and so on; zombies too."""
-    parents = {int(name): _stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    parents = {int(name): _stat(int(name)) for name in _names("/proc") if name.isdigit()}
     found: set[int] = set()
     while True:
         more = {pid for pid, stat in parents.items() if stat and stat[0] in {ancestor, *found}} - found
@@ -67,7 +75,7 @@ def belongings() -> dict[str, set[str]]:
         if stat is not None:
             processes.add(f"pid {pid} started at {stat[1]}")
     descriptors = set()
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in _names("/proc/self/fd"):
         try:
             descriptors.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
         except OSError:  # the descriptor that lists the directory
@@ -77,8 +85,8 @@ def belongings() -> dict[str, set[str]]:
         "descriptors": descriptors,
         "threads": {f"{thread.name} {thread.ident}" for thread in threading.enumerate()},
         # Their number only: BLAS ends its threads when the process forks, and starts new ones later.
-        "native threads": {f"number {i}" for i in range(len(os.listdir("/proc/self/task")))},
-        "shared memory": {name for name in os.listdir("/dev/shm") if name.startswith(("simparallel", "sem.mp"))},
+        "native threads": {f"number {i}" for i in range(len(_names("/proc/self/task")))},
+        "shared memory": {name for name in _names("/dev/shm") if name.startswith(("simparallel", "sem.mp"))},
         "temporary files": {path.name for path in Path(tempfile.gettempdir()).glob("simparallel-*")},
     }
 
@@ -128,6 +136,6 @@ def no_leaks(limit_s: float = 3.0) -> Iterator[None]:
     left = new_belongings(before, limit_s)
     for text in left.get("processes", ()):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(text.split()[1]), signal.SIGKILL)
+            os.kill(int(text.split()[1]), KILL)
     told = "; ".join(f"{kind}: {', '.join(sorted(texts))}" for kind, texts in left.items())
     assert not left, f"left behind: {told}"

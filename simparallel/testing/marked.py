@@ -38,7 +38,7 @@ class Pools:
         self._before = {kind: found[kind] for kind in _CHECKED}
         self._ranks: dict[Any, Ranks] = {}
 
-    def ranks(self, transport: str, **settings: Any) -> Ranks:
+    def ranks(self, transport: str | None, **settings: Any) -> Ranks:
         """Return the ranks of a transport with these settings of `Cluster`."""
         key = transport, repr(sorted(settings.items()))
         if key not in self._ranks:
@@ -87,13 +87,13 @@ def _checked(item: pytest.Function, marker: pytest.Mark) -> tuple[int, dict[str,
         raise InputError(
             f"{item.name}: ranks run plain functions, not async ones; call asyncio.run inside of the test."
         )
-    return size, {"transport": "shm", **settings}
+    return size, {"transport": None, **settings}
 
 
 class _TestRanks(Ranks):
     """Ranks that run functions of test modules apart from each other, and print the rank before each line of output."""
 
-    def __init__(self, transport: str, **settings: Any) -> None:
+    def __init__(self, transport: str | None, **settings: Any) -> None:
         super().__init__(transport, **{"echo": True, **settings})
 
     def cluster(self, world_size: int, **settings: Any) -> Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from simparallel.runtime.launcher.launch import Cluster, Results
+from simparallel.runtime.launcher.launch import Cluster, Results, usual_transport
 
 
 class Ranks:
@@ -15,7 +15,7 @@ class Ranks:
     milliseconds. A process keeps what a function changes in it, but not those of the pytest plugin.
 
     Args:
-        transport: "shm" (processes) or "inline" (threads, which start anew with each run).
+        transport: "shm" (processes) or "inline" (threads, which start anew with each run); None as in `Cluster`.
         settings: of every `Cluster`, such as `timeout_s=` or `device=`.
 
     Example:
@@ -24,8 +24,8 @@ class Ranks:
         [8, 8]
     """
 
-    def __init__(self, transport: str = "shm", **settings: Any) -> None:
-        self.transport = transport
+    def __init__(self, transport: str | None = None, **settings: Any) -> None:
+        self.transport = transport or usual_transport()
         self._settings = {"timeout_s": 20.0, "echo": False, **settings}
         self._clusters: dict[Any, Cluster] = {}
 

@@ -18,13 +18,12 @@ from typing import Any
 from simparallel.base.files import parse_json
 from simparallel.clock.breakdown import Totals
 from simparallel.clock.critical_path import communications
-from simparallel.clock.event import Event, lane_names
+from simparallel.clock.event import Event, Lane, check_clock, lane_names
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.machine.description import from_plain, plain
 
 FORMAT = "simparallel-trace-1"
-CLOCKS = ("sim", "wall")
 _TEXTS = ("stream", "name", "kind", "algorithm", "layer")
 _LISTS = ("group", "live_bytes", "step_ps")
 # Fields of events in `args`: all but those under the format's own keys (name, cat, pid).
@@ -34,8 +33,6 @@ _DEFAULTS = {field: value for field, value in Event._field_defaults.items() if v
 # The largest magnitude of a number in a trace: recorded numbers are 64-bit integers.
 _LARGEST = 2**63 - 1
 _TIDS_PER_RANK = 1000
-
-Lane = tuple[int, int, str]  # (rank, device, stream)
 
 
 def dumps(
@@ -60,11 +57,12 @@ def dumps(
     Raises:
         InputError: unknown clock.
     """
-    if clock not in CLOCKS:
-        raise InputError(f"clock={clock!r} is not a clock of a trace; choose 'sim' or 'wall'.")
+    check_clock(clock)
     # The wall clock counts from boot: shift it to start at 0.
-    origin_ns = min((event.wall_start_ns for event in events), default=0) if clock == "wall" else 0
-    spans = [_span_ns(event, clock, origin_ns) for event in events]
+    origin = min((event.wall_start_ns for event in events), default=0) if clock == "wall" else 0
+    # Viewers count nanoseconds. Rounding both ends down keeps consecutive events disjoint.
+    unit = 1 if clock == "wall" else 1000
+    spans = [((start - origin) // unit, (end - origin) // unit) for start, end in (e.span(clock) for e in events)]
     # In the order of their starts, in which `_threads` gives each event the first free thread.
     order = sorted(range(len(events)), key=lambda index: (spans[index], events[index].rank))
     tids, threads = _threads(events, spans, order)
@@ -91,13 +89,6 @@ def dumps(
     return f'{{"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ns",\n"otherData": {tail}}}\n'
 
 
-def _span_ns(event: Event, clock: str, origin_ns: int) -> tuple[int, int]:
-    if clock == "wall":
-        return event.wall_start_ns - origin_ns, event.wall_end_ns - origin_ns
-    # Viewers count nanoseconds. Rounding both ends down keeps consecutive events disjoint.
-    return event.sim_start_ps // 1000, event.sim_end_ps // 1000
-
-
 def _microseconds(time_ns: int) -> float:
     """Return a time in µs such that truncating `1000 * value`, as viewers do, gives `time_ns` again."""
     value = time_ns / 1000
@@ -118,8 +109,7 @@ def _threads(
     free_at: dict[Lane, list[int]] = {}  # end [ns] of each thread
     chosen: dict[int, tuple[Lane, int]] = {}
     for index in order:
-        event, (start_ns, end_ns) = events[index], spans[index]
-        lane = event.rank, event.device, event.stream
+        lane, (start_ns, end_ns) = events[index].lane, spans[index]
         ends = free_at.setdefault(lane, [])
         thread = next((number for number, end in enumerate(ends) if end <= start_ns), len(ends))
         ends[thread:thread + 1] = [end_ns]  # fmt: skip  # replaces, or opens a new thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from simparallel.base.text_table import aligned
@@ -16,6 +17,8 @@ from simparallel.trace.trace import Trace
 NS_PER_S = 10**9
 # Number of differences of a kind that are listed one by one.
 _LISTED = 5
+# What is equal in events that are matched.
+_KEY = attrgetter("rank", "name", "kind", "step", "device", "flops", "size_bytes", "group")
 
 
 class Line(NamedTuple):
@@ -115,18 +118,7 @@ def _by_key(events: Iterable[Event], ranks: set[int]) -> dict[tuple[Any, ...], l
     found: dict[tuple[Any, ...], list[tuple[int, int, int, int]]] = {}
     for event in events:
         if event.rank in ranks:
-            key = (
-                event.rank,
-                event.name,
-                event.kind,
-                event.step,
-                event.device,
-                event.flops,
-                event.size_bytes,
-                event.group,
-            )
-            times = event.wall_start_ns, event.wall_end_ns, event.sim_start_ps, event.sim_end_ps
-            found.setdefault(key, []).append(times)
+            found.setdefault(_KEY(event), []).append((*event.span("wall"), *event.span("sim")))
     return found
 
 

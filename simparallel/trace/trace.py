@@ -180,23 +180,21 @@ class Trace:
         Raises:
             InputError: unknown kind.
         """
-        wanted_steps = None if steps is None else set(steps) if isinstance(steps, Iterable) else {steps}
-        wanted_ranks = None if ranks is None else set(ranks) if isinstance(ranks, Iterable) else {ranks}
-        wanted_kinds = None if kinds is None else {kinds} if isinstance(kinds, str) else set(kinds)
-        for kind in sorted(wanted_kinds or ()):
+        given = {"step": steps, "rank": ranks, "kind": kinds}
+        wanted: dict[str, set[Any]] = {
+            field: set(each) if isinstance(each, Iterable) and not isinstance(each, str) else {each}
+            for field, each in given.items()
+            if each is not None
+        }
+        for kind in sorted(wanted.get("kind", ())):
             if kind not in KINDS:
                 raise InputError(f"select: kind {kind!r} is not one of {', '.join(KINDS)}.")
-        chosen = (
-            event
-            for event in self.events
-            if (wanted_steps is None or event.step in wanted_steps)
-            and (wanted_ranks is None or event.rank in wanted_ranks)
-            and (wanted_kinds is None or event.kind in wanted_kinds)
-        )
-        totals = None
+        chosen, totals = self.events, None
+        for field, values in wanted.items():
+            chosen = [event for event in chosen if getattr(event, field) in values]
         # Totals cannot be split by step or kind; a choice of ranks keeps theirs.
-        if self._totals is not None and wanted_steps is None and wanted_kinds is None:
-            totals = {key: one for key, one in self._totals.items() if wanted_ranks is None or key[0] in wanted_ranks}
+        if self._totals is not None and steps is None and kinds is None:
+            totals = {key: one for key, one in self._totals.items() if ranks is None or key[0] in wanted["rank"]}
         return Trace(chosen, self.cluster, name=self.name, totals=totals, timed_by=self.timed_by)
 
     def from_zero(self) -> Trace:
@@ -460,6 +458,6 @@ class Trace:
             return ""
         if len(self) > _MOST_IN_NOTEBOOK:
             return f"<p>{len(self):,} events: <code>.html(path)</code> writes their timeline to a file.</p>"
-        lanes = len({(event.rank, event.device, event.stream) for event in self.events})
+        lanes = len({event.lane for event in self.events})
         height = 170 + 34 * lanes + 40 * len(self.ranks) * any(event.live_bytes for event in self.events)
         return html_frame(self.html(), min(height, 620), f"{self.title}: timeline")

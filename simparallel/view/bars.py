@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.clock.event import Event
+from simparallel.clock.event import Event, Lane
 from simparallel.view.style import GREEN, ORANGE, PINK, RED, SKY, YELLOW
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _THINNEST_BAR_PT = 3.0
 # The width of an event without duration.
 _NO_TIME_PT = 1.5
 
-Lane = tuple[int, int, str]  # (rank, device, stream)
 Bar = tuple[float, float]  # start and width, in units of the axis
 
 
@@ -68,7 +67,7 @@ def draw_steps(ax: Axes, events: Sequence[Event], bars: Sequence[Bar], rows: dic
         if event.step_ps and width:
             # As shares of the bar, whose width is in units of the axis; the end of the last step is the bar's own.
             ends = np.cumsum(event.step_ps[:-1]) / sum(event.step_ps) * width + start
-            low = rows[event.rank, event.device, event.stream] + LANE_HEIGHT / 2
+            low = rows[event.lane] + LANE_HEIGHT / 2
             ax.vlines(ends, low - LANE_HEIGHT / 3, low, color="black", linewidth=1.2, zorder=3)
 
 
@@ -138,5 +137,5 @@ def _busy_until(times: np.ndarray, bars: Sequence[Bar]) -> np.ndarray:
 def _by_lane_and_kind(events: Sequence[Event], bars: Sequence[Bar]) -> dict[tuple[Lane, str], list[Bar]]:
     groups: dict[tuple[Lane, str], list[Bar]] = {}
     for event, bar in zip(events, bars, strict=True):
-        groups.setdefault(((event.rank, event.device, event.stream), event.kind), []).append(bar)
+        groups.setdefault((event.lane, event.kind), []).append(bar)
     return groups

@@ -7,8 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from simparallel.base.names import printable
-from simparallel.clock.event import Event
-from simparallel.view.bars import COLORS, HATCHED, Bar, Lane
+from simparallel.clock.event import Event, Lane
+from simparallel.view.bars import COLORS, HATCHED, Bar
 from simparallel.view.style import literal
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def write_names(
         text, size_pt, upright = found
         shown = ax.text(
             start + width / 2,
-            rows[event.rank, event.device, event.stream],
+            rows[event.lane],
             text,
             fontsize=size_pt,
             color="black",

@@ -8,14 +8,13 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.units import format_numbers, format_seconds, si_scale
-from simparallel.clock.event import Event, lane_names, stream_order
+from simparallel.clock.event import Event, Lane, check_clock, lane_names, stream_order
 from simparallel.errors import InputError
 from simparallel.machine.cluster import PS_PER_S
 from simparallel.view.bars import (
     COLORS,
     LANE_HEIGHT,
     SHOWN_NAMES,
-    Lane,
     draw_bars,
     draw_shares,
     draw_steps,
@@ -70,7 +69,6 @@ def plot_timeline(
         InputError: no events, or an unknown clock.
     """
     check_clock(clock)
-    _check_not_empty(events)
     ranks = {event.rank for event in events}
     if collapse is None:
         collapse = clock == "sim" and len(ranks) > _MOST_RANKS
@@ -122,14 +120,6 @@ def plot_timeline(
     return ax
 
 
-def _check_not_empty(events: Sequence[Event]) -> None:
-    if not events:
-        raise InputError(
-            'plot_timeline: no events to draw: nothing was recorded (record="off"), nothing happened, or nothing '
-            "was selected."
-        )
-
-
 def plot_both_clocks(events: Sequence[Event], modelled: str, measured: str, *, collapse: bool | None = None) -> Axes:
     """Draw events at their simulated times, and below at their wall times, on one scale unless one is much shorter.
 
@@ -148,13 +138,12 @@ def plot_both_clocks(events: Sequence[Event], modelled: str, measured: str, *, c
     """
     import matplotlib.pyplot as plt
 
-    _check_not_empty(events)
-    ranks, lanes = {event.rank for event in events}, lane_names(events)
-    height = 2 * (1.5 + _LANE_INCHES * (len(lanes) + _RANK_GAP * len(ranks)))
-    _, both = plt.subplots(2, 1, figsize=(13, min(20.0, height)), layout="constrained")
     lengths_s = [
         max(end for _, end in _spans(events, clock)[0]) / ticks_per_s for clock, (_, ticks_per_s) in _CLOCKS.items()
     ]
+    ranks, lanes = {event.rank for event in events}, lane_names(events)
+    height = 2 * (1.5 + _LANE_INCHES * (len(lanes) + _RANK_GAP * len(ranks)))
+    _, both = plt.subplots(2, 1, figsize=(13, min(20.0, height)), layout="constrained")
     measured = f"{measured}: {lengths_s[1] / lengths_s[0]:.3g} x as long" if lengths_s[0] else measured
     # On one scale, times that are much shorter would be a few pixels.
     is_one_scale = max(lengths_s) < _MOST_RATIO * min(lengths_s)
@@ -190,18 +179,17 @@ def spans_in_units(events: Sequence[Event], clock: str) -> tuple[list[tuple[floa
     return [(start / factor, (end - start) / factor) for start, end in spans], label
 
 
-def check_clock(clock: str) -> None:
-    """Raise InputError unless `clock` is "sim" or "wall"."""
-    if clock not in _CLOCKS:
-        raise InputError(f"clock={clock!r} is not a clock of a trace; choose 'sim' or 'wall'.")
-
-
 def _spans(
     events: Sequence[Event], clock: str, until_s: float | None = None
 ) -> tuple[list[tuple[int, int]], float, str]:
     """Return (start, end) of each event in ticks since the first start, ticks per shown unit, and the axis label."""
+    if not events:
+        raise InputError(
+            'plot_timeline: no events to draw: nothing was recorded (record="off"), nothing happened, or nothing '
+            "was selected."
+        )
     what, ticks_per_s = _CLOCKS[clock]
-    spans = [_span(event, clock) for event in events]
+    spans = [event.span(clock) for event in events]
     origin = min(start for start, _ in spans)
     spans = [(start - origin, end - origin) for start, end in spans]
     longest_s = max(end for _, end in spans) / ticks_per_s if until_s is None else until_s
@@ -211,12 +199,6 @@ def _spans(
         # The simulated clock starts with the run, so an offset means something; the wall clock counts from boot.
         label += f", 0 is {format_seconds(origin / ticks_per_s)} after the start"
     return spans, factor_s * ticks_per_s, label
-
-
-def _span(event: Event, clock: str) -> tuple[int, int]:
-    if clock == "sim":
-        return event.sim_start_ps, event.sim_end_ps
-    return event.wall_start_ns, event.wall_end_ns
 
 
 def equal_ranks(events: Iterable[Event], clock: str = "sim") -> dict[int, list[int]]:
@@ -232,8 +214,7 @@ def equal_ranks(events: Iterable[Event], clock: str = "sim") -> dict[int, list[i
     }
     done: dict[int, list[Any]] = {}
     for event in events:
-        place = places[event.rank, event.device, event.stream]
-        what = event.device, place, event.name, event.kind, event.step, *_span(event, clock)
+        what = event.device, places[event.lane], event.name, event.kind, event.step, *event.span(clock)
         done.setdefault(event.rank, []).append(what)
     sets: dict[Any, list[int]] = {}
     for rank in sorted(done):

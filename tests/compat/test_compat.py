@@ -404,3 +404,37 @@ def test_ddp_device_ids_count_within_the_node():
         return str(next(wrapped.parameters()).device), torch.cuda.device_count(), torch.cuda.current_device()
 
     assert list(sp.launch(program, world_size=2, transport="inline")) == [("sim:0", 2, 0), ("sim:0", 2, 1)]
+
+
+def test_every_unknown_name_is_answered():
+    """Names of PyTorch 2.13, from `dir` of its modules, and misspellings: a name here, or the page of missing ones."""
+    names = (Path(__file__).parent / "torch_names.txt").read_text().split()
+    code = """
+import importlib, pickle, sys
+from simparallel.compat import install
+install("torch"); install("mindspore")
+for full in sys.stdin.read().split():
+    module, _, name = full.rpartition(".")
+    module = importlib.import_module(module)
+    assert not hasattr(module, "__wrapped__")
+    try:
+        getattr(module, name)
+    except AttributeError as error:
+        assert not hasattr(module, name)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        print(error)
+"""
+    more = ["mindspore.set_contxt", "mindspore.nn.SequentialCel", "torch.nn.Liner", "torch.distributed.all_redcue"]
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=" ".join(names + more), capture_output=True, text=True, check=True
+    )
+    told = done.stdout.splitlines()
+    assert len(names) > 1000
+    assert len(told) > 500
+    answers = ("here it is", "Did you mean", "docs/not_here.md")
+    assert [line for line in told if not any(answer in line for answer in answers)] == []
+    for line, meant in zip(told[-4:], ("set_context", "SequentialCell", "Linear", "all_reduce"), strict=True):
+        assert f"Did you mean {meant}" in line
+    assert any(
+        "torch.distributed' has no attribute 'DeviceMesh'; here it is simparallel.Mesh." in line for line in told
+    )

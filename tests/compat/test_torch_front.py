@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
+import simparallel as sp
+from simparallel import backend
 from simparallel.compat import torch as front
-from simparallel.errors import InputError, ShapeError
+from simparallel.errors import InputError, RunFailedError, ShapeError
 
 torch = pytest.importorskip("torch")
 
@@ -147,3 +149,19 @@ def test_linspace_refuses_what_a_dtype_cannot_hold():
     for bad in ((0, 300, 3, front.uint8), (-1, 5, 3, front.uint8), (0, 5, -1)):
         with refused(InputError):
             front.linspace(*bad)
+
+
+def test_cuda_by_name_is_a_simulated_device(monkeypatch):
+    """Without a GPU, `to("cuda")` means what `cuda()` means, for Tensors and modules."""
+    # The stand-in for CuPy counts as a GPU.
+    monkeypatch.setattr(backend, "_stand_ins", tuple)
+    x, model = front.ones(2, requires_grad=True), front.nn.Linear(2, 1)
+    for name in ("cuda", "cuda:0", front.device("cuda"), front.device("cuda:0")):
+        assert x.to(name).device == x.cuda().device == front.zeros(1, device=name).device == "sim:0"
+        assert model.to(name) is model
+        assert model(x.to(name)).device == "sim:0"
+    assert x.to("cuda:1").device == "sim:1"
+    names = sp.launch(lambda: str(front.ones(1).to("cuda").device), world_size=2, transport="inline")
+    assert names == ["sim:0", "sim:0"]
+    with refused(RunFailedError), sp.Cluster(2, transport="inline") as cluster:
+        cluster.run(lambda: front.ones(1).to("cuda:0") if sp.get_rank() else None)

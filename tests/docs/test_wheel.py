@@ -16,7 +16,7 @@ from test_packaging import ROOT, SOURCE, URLS
 
 import simparallel
 
-pytestmark = [pytest.mark.documents, pytest.mark.process]
+pytestmark = [pytest.mark.systems, pytest.mark.process]
 
 
 @pytest.fixture(scope="module")

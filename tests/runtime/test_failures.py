@@ -29,6 +29,8 @@ import simparallel as sp
 from simparallel.errors import ClusterError, InputError, LaunchError, RunFailedError
 from simparallel.runtime.launcher import pool, run
 
+AS_ON_MACOS = "memfd,futex,pidfd,fork"
+
 pytestmark = pytest.mark.process
 
 
@@ -298,8 +300,10 @@ def test_output_of_a_dead_rank_is_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "[rank 0] last words\n[rank 0] and the very last\n"
 
 
-def test_death_of_a_rank_that_had_children() -> None:
+@pytest.mark.parametrize("disabled", ["", "pidfd", AS_ON_MACOS])
+def test_death_of_a_rank_that_had_children(disabled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its children hold copies of its descriptors, so no end of file reports its death."""
+    monkeypatch.setenv("SIMPARALLEL_DISABLE", disabled)
 
     def die() -> None:
         if sp.get_rank() == 1:
@@ -565,7 +569,7 @@ def test_refused_start_does_not_blame_the_ranks(monkeypatch: pytest.MonkeyPatch)
         sp.launch(sp.get_rank)
 
 
-@pytest.mark.parametrize("missing", ["memfd", "futex"])
+@pytest.mark.parametrize("missing", ["memfd", "futex", "fork"])
 def test_without(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def look() -> tuple[list[str], bool, float]:
         files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
@@ -612,15 +616,18 @@ def started(folder: Path, what: str = "started") -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "how"),
+    ("mode", "how", "disabled"),
     [
-        ("sleep", signal.SIGKILL), ("compute", signal.SIGHUP), ("collective", signal.SIGTERM),
-        ("hold the interpreter", signal.SIGKILL),
+        ("sleep", signal.SIGKILL, ""), ("compute", signal.SIGHUP, ""), ("collective", signal.SIGTERM, ""),
+        ("hold the interpreter", signal.SIGKILL, ""), ("collective", signal.SIGKILL, AS_ON_MACOS),
     ],
 )  # fmt: skip
-def test_killed_launcher(tmp_path: Path, mode: str, how: signal.Signals) -> None:
+def test_killed_launcher(tmp_path: Path, mode: str, how: signal.Signals, disabled: str) -> None:
     """It gets SIGHUP when its terminal is closed."""
-    script = start_script(tmp_path, RANKS + "sp.launch(work, world_size=2)", mode, SIMPARALLEL_TEST_MARK="killed")
+    script = start_script(
+        tmp_path, RANKS + "sp.launch(work, world_size=2)", mode, SIMPARALLEL_TEST_MARK="killed",
+        SIMPARALLEL_DISABLE=disabled,
+    )  # fmt: skip
     started(tmp_path)
     assert len(marked("killed")) == 4  # launcher, host, two devices
     script.send_signal(how)
@@ -629,7 +636,8 @@ def test_killed_launcher(tmp_path: Path, mode: str, how: signal.Signals) -> None
     assert not list(tmp_path.glob("finally?"))
 
 
-def test_killed_launcher_with_living_forked_child(tmp_path: Path) -> None:
+@pytest.mark.parametrize("disabled", ["", AS_ON_MACOS])
+def test_killed_launcher_with_living_forked_child(tmp_path: Path, disabled: str) -> None:
     """The child holds a copy of the life pipe."""
     text = (
         RANKS
@@ -646,7 +654,7 @@ threading.Thread(target=fork, daemon=True).start()
 sp.launch(work, world_size=2)
 """
     )
-    script = start_script(tmp_path, text, "sleep", SIMPARALLEL_TEST_MARK="forked")
+    script = start_script(tmp_path, text, "sleep", SIMPARALLEL_TEST_MARK="forked", SIMPARALLEL_DISABLE=disabled)
     wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
     child = int((tmp_path / "child").read_text())
     try:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -279,15 +278,6 @@ def test_other_ranks_continue_after_any_exception(monkeypatch: pytest.MonkeyPatc
     with refused(RunFailedError) as caught:
         sp.launch(lambda: sp.all_reduce(np.ones(1)), world_size=3, transport="inline")
     assert "Stopped because of it: ranks 0, 2." in str(caught.value)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("flags", [[], ["--windows"]], ids=["macos", "windows"])
-def test_ranks_run_without_calls_of_linux(flags: list[str]) -> None:
-    script = Path(__file__).parents[1] / "no_linux.py"
-    done = subprocess.run([sys.executable, "-W", "ignore", script, *flags], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "trained inline" in done.stdout
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])

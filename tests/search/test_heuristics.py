@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from exhaustive import enumerate_all
 from hypothesis import given, strategies as st
 from problems import problems
-from refusals import refused
 
-from simparallel.errors import InputError
 from simparallel.search.local import improve
 from simparallel.search.problem import Problem
 from simparallel.search.propagation import propagate
@@ -55,10 +52,3 @@ def test_propagation_follows_edges_then_nodes():
     assert propagate(Problem(nodes, edges), {0: 1}).choice == (1, 1, 1, 1)
     # Without a fixed node the costliest one of each part starts with its cheapest candidate: 2, then 1, then 0.
     assert propagate(Problem(nodes, edges), {}).choice == (0, 0, 1, 1)
-
-
-@pytest.mark.parametrize("fixed", [{4: 0}, {-1: 0}, {0: 2}, {0: -1}])
-def test_bad_fixed_candidate_is_refused(fixed):
-    problem = Problem((np.array([0, 0]),) * 4, {})
-    with refused(InputError, node=next(iter(fixed))):
-        propagate(problem, fixed)

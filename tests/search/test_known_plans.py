@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -10,7 +11,8 @@ import simparallel as sp
 from simparallel import nn
 from simparallel.layout.sharding import placement
 from simparallel.machine.cluster import describe
-from simparallel.search.planner import graphs_of, plan_graph
+from simparallel.search.graph import captures
+from simparallel.search.planner import graph_of, plan_graph
 
 
 def _plan(network, shape, labels, loss, cluster):
@@ -20,7 +22,7 @@ def _plan(network, shape, labels, loss, cluster):
     arrays = np.broadcast_to(np.float32(0), shape), labels
     places = [placement(whole(*["None"] * a.ndim), a.shape) for a in arrays]
     args = [sp.Tensor._result(a, placement=place) for a, place in zip(arrays, places, strict=True)]
-    graph, *split = graphs_of(lambda x, y: loss(network(x), y).backward(), args, {})
+    graph, *split = captures(partial(graph_of, lambda x, y: loss(network(x), y).backward(), args, {}))
     plan = plan_graph(graph, describe(8, cluster), split=split)
     assert optimizer
     return plan

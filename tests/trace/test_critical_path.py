@@ -1,4 +1,4 @@
-"""What connects events: the ends of communications, and the critical path against the engines'."""
+"""What connects events: the ends of communications, and the critical path against the solver'."""
 
 from itertools import pairwise
 
@@ -57,7 +57,7 @@ def test_path_ends_with_the_trace(trace: Trace) -> None:
     assert all(a.sim_end_ps <= b.sim_start_ps for a, b in pairwise(path))
 
 
-def test_path_of_a_program_is_that_of_the_engine() -> None:
+def test_path_of_a_program_has_no_gap() -> None:
     """Without gaps, and as long as the makespan, of which a receive takes no time of its own."""
     prediction = sp.dry_run(exchange, world_size=2, fold=False)
     path = prediction.trace.critical_path()

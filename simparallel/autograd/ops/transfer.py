@@ -13,7 +13,8 @@ from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.cast import Cast
 from simparallel.autograd.tape import Node, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, get_namespace, gpu_of, place
+from simparallel.backend import Array, get_namespace, gpu_namespace, gpu_of, place
+from simparallel.clock.cuda import cuda_device
 from simparallel.clock.memory import ACTIVATIONS
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, LayoutError
@@ -132,6 +133,8 @@ def to(x: Any, *args: Any, **kwargs: Any) -> Tensor:
     `x.to("sim:1")`, `x.to("float16")`, `x.to("sim:1", np.float16)`, `x.to(other)` (device and dtype of a Tensor), or
     by name: `device=`, `dtype=`. The cast runs first, on the device of `x`. The gradient is converted back.
 
+    Without a GPU, `x.to("cuda")` means a simulated device, see `simparallel.clock.cuda.cuda_device`.
+
     Raises:
         InputError: there is no such device or dtype.
     """
@@ -171,7 +174,10 @@ def where_to(
         raise InputError(
             f"to: {wanted['dtype']!r} is neither a dtype nor a device, such as 'sim:1' or 'cpu'."
         ) from None
-    target = None if wanted["device"] is None else Device(wanted["device"])
+    given = wanted["device"]
+    target = None if given is None else Device(given)
+    if target is not None and target.type == CUDA and gpu_namespace() is None:
+        target = cuda_device(given)
     recorder = current_recorder()
     if target is not None and target.type == SIM and recorder is not None:
         target = recorder.own(target)

@@ -25,14 +25,11 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.clock.event import Event
-from simparallel.comm.memory.segment import SLOT_BYTES, ControlMap, SharedSegment
+from simparallel.comm.memory.segment import SLOT_BYTES, THREAD_ARENA_BYTES, ControlMap, SharedSegment
 from simparallel.comm.memory.staging import Arenas
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.views import Views
 from simparallel.machine.cluster import ClusterSpec
-
-# Address space for the payloads of one rank.
-_ARENA_BYTES = 1 << 30
 
 
 class NotRunError(BaseException):
@@ -78,7 +75,7 @@ class FoldedSegment(SharedSegment):
         whole, places = ControlMap(world_size), {rank: place for place, rank in enumerate(ranks)}
         control.__dict__.update(places=places, needed=self.needed, whole=whole)
         slots_bytes = control.max_groups * 2 * SLOT_BYTES
-        super().__init__(len(ranks), arena_bytes=_ARENA_BYTES + slots_bytes, control=control)
+        super().__init__(len(ranks), arena_bytes=THREAD_ARENA_BYTES + slots_bytes, control=control)
         self.world_size, self.ranks = world_size, tuple(ranks)
         self.groups: dict[tuple[int, ...], None] = {}
         self.has_local_groups = False
@@ -124,12 +121,13 @@ class FoldedViews(Views):
 
 def represented(ranks: Sequence[int], run: set[int]) -> list[int]:
     """Return each member's representative: the last that runs up to its place in the group; before any, the first."""
-    first = next(rank for rank in ranks if rank in run)
-    found = []
-    for rank in ranks:
-        first = rank if rank in run else first
-        found.append(first)
-    return found
+    return _filled([rank if rank in run else None for rank in ranks])
+
+
+def _filled(known: Sequence[int | None]) -> list[int]:
+    """Replace each None by the number before it; before any number, by the first."""
+    last = next(one for one in known if one is not None)
+    return [last := last if one is None else one for one in known]
 
 
 # --- choosing representatives -------------------------------------------------------------------------
@@ -244,12 +242,8 @@ def assigned(segment: FoldedSegment) -> list[int]:
         before = len(stands_for)
         for group in groups:
             known = [stands_for.get(rank) for rank in group]
-            first = next((one for one in known if one is not None), None)
-            if first is None or None not in known:
-                continue
-            for rank, one in zip(group, known, strict=True):
-                first = one if one is not None else first
-                stands_for[rank] = first
+            if None in known and set(known) != {None}:
+                stands_for |= zip(group, _filled(known), strict=True)
         if len(stands_for) == before:
             break
     world = range(segment.world_size)

@@ -1,7 +1,7 @@
 """Unnamed memory: nothing is left behind, whichever process is killed.
 
 A memfd where the system has one; else a file that is unlinked at birth, in /dev/shm or, if that is too small or
-read-only, in the temporary directory. `SIMPARALLEL_DISABLE=memfd,futex,pidfd` turns these primitives off.
+read-only, in the temporary directory. `SIMPARALLEL_DISABLE=memfd,futex,pidfd,fork` turns these primitives off.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from simparallel.base.system import can_fork
 from simparallel.errors import InputError
 
 _ADD_SEALS, _SHRINK_AND_GROW = 1033, 0x2 | 0x4  # F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW
 SHM = "/dev/shm"
-PRIMITIVES = ("memfd", "futex", "pidfd")
+PRIMITIVES = ("memfd", "futex", "pidfd", "fork")
 
 
 def is_disabled(primitive: str) -> bool:
@@ -35,6 +36,11 @@ def disabled() -> list[str]:
         if name not in PRIMITIVES:
             raise InputError(f"SIMPARALLEL_DISABLE: {name!r} is not one of {', '.join(PRIMITIVES)}.")
     return named
+
+
+def start_method() -> str:
+    """Return how device processes are started: "fork", or "spawn" where a fork is not safe."""
+    return "fork" if can_fork() and not is_disabled("fork") else "spawn"
 
 
 def open_unnamed(size_bytes: int, at_once: int) -> int:
@@ -139,6 +145,6 @@ def _cgroup_lines(name: str) -> list[str]:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []

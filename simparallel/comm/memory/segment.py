@@ -20,6 +20,7 @@ the number may therefore read the other two.
 from __future__ import annotations
 
 import errno
+import gc
 import math
 import mmap
 import os
@@ -31,7 +32,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simparallel.base.system import parts_with_data, reserve
+from simparallel.base.system import missing_for_processes, parts_with_data, reserve
 from simparallel.comm.memory.memfd import available_memory, free_of, open_unnamed
 from simparallel.errors import SharedMemoryError
 
@@ -57,6 +58,8 @@ WAITS = 72
 RECORD_BYTES = 16 * 1024
 DEFAULT_ARENA_BYTES = 16 << 30
 SMALLEST_ARENA_BYTES = 64 << 20
+# Of ranks that are threads. Windows backs all of a mapping at once, by memory or its paging file.
+THREAD_ARENA_BYTES = 1 << 30 if hasattr(mmap, "MAP_PRIVATE") else SMALLEST_ARENA_BYTES
 
 # States of a rank. FAILED_BY_OTHERS: it raised only because another rank had failed.
 IDLE, RUNNING, DONE, FAILED, FAILED_BY_OTHERS = range(5)
@@ -235,7 +238,8 @@ class SharedSegment:
         world_size: number of ranks.
         fd: descriptor of an existing segment; None creates one.
         arena_bytes: address space of each rank; 0 takes as much as the machine allows, up to 16 GiB.
-        is_private: map memory that no other process sees; a forked process gets a copy.
+        is_private: map memory that no other process sees; a forked process gets a copy. Always so on systems without
+            device processes.
         control: the map of the words; None for the usual one.
 
     Attributes:
@@ -264,8 +268,8 @@ class SharedSegment:
         self._waits_at = self._sites_at + world_size * SITES * SITE_BYTES
         self._records_at = self._waits_at + world_size * WAIT_BYTES
         self._arenas_at = round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
-        self.is_private = is_private
-        if is_private:
+        self.is_private = is_private or bool(missing_for_processes())
+        if self.is_private:
             self.fd = -1
             self.mmap = self._map_private(self._arenas_at + world_size * round_up(arena_bytes, PAGE))
         else:
@@ -307,7 +311,12 @@ class SharedSegment:
     def _map_private(self, total: int) -> mmap.mmap:
         try:
             if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-                return mmap.mmap(-1, total)
+                try:
+                    return mmap.mmap(-1, total)
+                except OSError:
+                    # Earlier runs that the garbage collector has not freed may take up what the system can back.
+                    gc.collect()
+                    return mmap.mmap(-1, total)
             return mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise self._refusal(total, 0, available_memory(), error) from error

@@ -69,7 +69,7 @@ def _unname_memory(world: Any) -> None:
     later, and its launcher removes leftovers.
     """
     paths: set[str] = set()
-    with suppress(OSError), open("/proc/self/maps") as maps:
+    with suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if MPICH_MEMORY in line}
     world.Barrier()
     for path in paths:

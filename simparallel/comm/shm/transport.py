@@ -46,7 +46,7 @@ GRACE_S = 0.5  # after the timeout: time for ranks that hold up others to publis
 def process_state(pid: int) -> str:
     """Return the state letter of /proc: R runs, S sleeps, T is stopped, Z has ended; "" if it cannot be read."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
             return stat.read().rpartition(")")[2].split()[0]
     except OSError:
         return ""

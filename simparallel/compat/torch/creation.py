@@ -20,10 +20,7 @@ from simparallel.machine.devices import Device
 def device(type: Any = "cpu", index: int | None = None) -> Device:
     """Return a device: `device("cuda", k)` is the k-th of this node, see `simparallel.clock.cuda.cuda_device`."""
     name = str(type) if index is None else f"{type}:{index}"
-    kind, _, number = name.partition(":")
-    if kind == "cuda" or name.isdigit():
-        return cuda_device(int(number or name) if number or name.isdigit() else None)
-    return sp.device(name)
+    return cuda_device(int(name) if name.isdigit() else name)
 
 
 def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:

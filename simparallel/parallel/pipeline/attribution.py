@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple
 
 from simparallel.clock.critical_path import critical_path
 from simparallel.clock.event import COMPUTE, Event
-from simparallel.clock.solver import solve
 from simparallel.parallel.pipeline.action import FORWARD, Action, Cell, cell_text
-from simparallel.parallel.pipeline.timing import PipelineOrder, ScheduleGraph, Span
+from simparallel.parallel.pipeline.timing import ScheduleGraph, Span
 
 
 class Bubble(NamedTuple):
@@ -46,22 +44,19 @@ class Bubbles(tuple[Bubble, ...]):
         return "\n".join(f"{first:<4}" + "".join(f"{text:>12}" for text in rest) for first, *rest in (heads, *rows))
 
 
-def bubbles(order: PipelineOrder, duration: Callable[[Action], float], message: float) -> Bubbles:
+def bubbles(graph: ScheduleGraph) -> Bubbles:
     """Return the idle time of each rank by reason; a cell waits for the last of the results that it needs.
 
-    Arguments and errors as `timing.spans`. Cost: a second pass over the cells.
+    Errors as `graph.times`. Cost: a second pass over the cells.
     """
-    graph = ScheduleGraph(order, duration, message)
-    times = solve(graph)
-    each = graph.spans(times)
-    makespan = max((ran[-1].end for ran in each if ran), default=0)
+    makespan = max((ran[-1].end for ran in graph.spans if ran), default=0)
 
     def come(cell: Cell) -> list[tuple[float, Action]]:
         """Return arrival time and action of each result that a cell needs."""
-        return [(times.ends[task], needed) for action in cell for task, needed in graph.inputs[action]]
+        return [(graph.times.ends[task], needed) for action in cell for task, needed in graph.inputs[action]]
 
     found = []
-    for cells, ran in zip(order.cells, each, strict=True):
+    for cells, ran in zip(graph.order.cells, graph.spans, strict=True):
         idle: dict[str, float] = {"activation": 0, "gradient": 0, "memory": 0}
         forward: Action | None = None  # the next one, in this cell or after it
         for number in range(len(cells) - 1, 0, -1):
@@ -82,26 +77,21 @@ def bubbles(order: PipelineOrder, duration: Callable[[Action], float], message: 
     return Bubbles(found)
 
 
-def critical_cells(
-    order: PipelineOrder, duration: Callable[[Action], float], message: float
-) -> list[tuple[int, str, Span]]:
+def critical_cells(graph: ScheduleGraph) -> list[tuple[int, str, Span]]:
     """Return rank, cell and span of each cell on a longest chain, from time 0 to the makespan.
 
-    Ties as in `clock.critical_path`: the chain stays on its rank. Arguments and errors as `timing.spans`.
+    Ties as in `clock.critical_path`: the chain stays on its rank. Errors as `graph.times`.
     """
-    graph = ScheduleGraph(order, duration, message)
-    times = solve(graph)
     events = []
-    for task, (start, end) in enumerate(zip(times.starts, times.ends, strict=True)):
+    for task, (start, end) in enumerate(zip(graph.times.starts, graph.times.ends, strict=True)):
         is_cell = task < len(graph.each)
         # A message counts for the rank that sends it.
         rank, _, action = graph.each[task if is_cell else graph.before[task][0]]
         stream, kind = (COMPUTE, "forward") if is_cell else ("send", "p2p")
         events.append(Event(rank, stream, str(action), kind, 0, 0, 0, start, end, 0, 0, 0, (), -1))
     path = [graph.each[task] for task in critical_path(events, graph.before) if task < len(graph.each)]
-    ran = graph.spans(times)
     # A pair is two tasks.
     return [
-        (rank, cell_text(order.cells[rank][cell]), ran[rank][cell])
+        (rank, cell_text(graph.order.cells[rank][cell]), graph.spans[rank][cell])
         for rank, cell in dict.fromkeys(each[:2] for each in path)
     ]

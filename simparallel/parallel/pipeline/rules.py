@@ -115,8 +115,8 @@ class StageCursor:
 @each_rank
 def gpipe(r: int, ranks: int, microbatches: int, chunks: int, is_reversed: bool = False) -> list[Cell]:
     """Return all forwards, then all backwards; with `is_reversed` from the last micro-batch, as in GPipe's paper."""
-    backwards = range(microbatches)[:: -1 if is_reversed else 1]
-    return [*(_cell(r, FORWARD, m) for m in range(microbatches)), *(_cell(r, BACKWARD, m) for m in backwards)]
+    backwards = _all(r, BACKWARD, microbatches)[:: -1 if is_reversed else 1]
+    return _by_turns(_all(r, FORWARD, microbatches), backwards, microbatches)
 
 
 # Without a flush, the PipeDreams have the bubble in their first and last steps only.
@@ -145,10 +145,8 @@ def interleaved(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell
 @each_rank
 def looped_bfs(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     """Return all micro-batches through one chunk after the other, and back in the opposite order."""
-    return [
-        *(_cell(v * ranks + r, FORWARD, m) for v in range(chunks) for m in range(microbatches)),
-        *(_cell(v * ranks + r, BACKWARD, m) for v in range(chunks)[::-1] for m in range(microbatches)[::-1]),
-    ]
+    forwards = [Action(v * ranks + r, FORWARD, m) for v in range(chunks) for m in range(microbatches)]
+    return _by_turns(forwards, [action._replace(kind=BACKWARD) for action in reversed(forwards)], len(forwards))
 
 
 @schedule("zb_h2", _split, warmup=2)
@@ -178,18 +176,17 @@ def zbv(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
     # With fewer micro-batches, the list is that of 2P - 1 without the actions of the others.
     most = max(microbatches, 2 * ranks - 1)
     a, b = StageCursor(r, most), StageCursor(2 * ranks - 1 - r, most)
-    order = _Order()
-    order.add(2 * (ranks - r) - 1, (a, FORWARD))
-    order.add(r, (b, FORWARD), (a, FORWARD))
-    order.add(ranks - r, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
+    cells = _next(2 * (ranks - r) - 1, (a, FORWARD))
+    cells += _next(r, (b, FORWARD), (a, FORWARD))
+    cells += _next(ranks - r, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
     while a.forwards_left or b.forwards_left:
-        order.add(1, (a, FORWARD), (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
-        order.add(1, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
-    order.add(r, (a, INPUT_GRADIENT), (b, INPUT_GRADIENT))
-    order.add(ranks - r, (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
-    order.add(most, (b, WEIGHT_GRADIENT))
-    order.add(most, (a, WEIGHT_GRADIENT))
-    return [cell for cell in order.cells if cell[0].microbatch < microbatches]
+        cells += _next(1, (a, FORWARD), (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
+        cells += _next(1, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
+    cells += _next(r, (a, INPUT_GRADIENT), (b, INPUT_GRADIENT))
+    cells += _next(ranks - r, (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
+    cells += _next(most, (b, WEIGHT_GRADIENT))
+    cells += _next(most, (a, WEIGHT_GRADIENT))
+    return [cell for cell in cells if cell[0].microbatch < microbatches]
 
 
 @schedule("v_half", None, ZIGZAG, 2)
@@ -252,23 +249,10 @@ def chimera(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
 # --- pieces ---------------------------------------------------------------------------------------
 
 
-class _Order:
-    """Cells in order; actions of micro-batches that do not exist are left out."""
-
-    def __init__(self) -> None:
-        self.cells: list[Cell] = []
-
-    def add(self, times: int, *steps: tuple[StageCursor, str]) -> None:
-        """Append the next actions of these streams, `times` times."""
-        for _ in range(times):
-            for stream, kind in steps:
-                action = stream.next(kind)
-                if action is not None:
-                    self.cells.append((action,))
-
-
-def _cell(stage: int, kind: str, microbatch: int) -> Cell:
-    return (Action(stage, kind, microbatch),)
+def _next(times: int, *steps: tuple[StageCursor, str]) -> list[Cell]:
+    """Return the next actions of these streams, `times` times; those that do not exist are left out."""
+    actions = [stream.next(kind) for _ in range(times) for stream, kind in steps]
+    return [(action,) for action in actions if action is not None]
 
 
 def _all(stage: int, kind: str, microbatches: int) -> list[Action]:

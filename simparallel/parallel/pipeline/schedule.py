@@ -7,19 +7,18 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import simparallel.parallel.pipeline.attribution as attribution
 import simparallel.parallel.pipeline.timing as timing
-from simparallel.base.checks import is_integer
+from simparallel.base.checks import check_integer
 from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import PALE, table
 from simparallel.base.names import printable
 from simparallel.base.units import format_number_of
-from simparallel.clock.solver import solve
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline.action import (
     BACKWARD,
@@ -78,9 +77,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches", "chunks"):
-            value = getattr(self, name)
-            if not is_integer(value) or value < 1:
-                raise InputError(f"Schedule: {name}={value!r} must be an integer of 1 or more.", field=name)
+            check_integer("Schedule", name, getattr(self, name), 1)
         if self.placement not in (LOOP, ZIGZAG, BIDIRECTIONAL):
             raise InputError(
                 f"Schedule: placement={self.placement!r} is not one of {LOOP!r}, {ZIGZAG!r}, {BIDIRECTIONAL!r}.",
@@ -141,22 +138,19 @@ class Schedule:
             InputError: a negative time, or not one for each stage.
             ScheduleError: the ranks wait for each other.
         """
-        duration = self.duration(forward, input_gradient, weight_gradient, message)
-        return timing.cost(self._lists, duration, message)
+        return timing.cost(self._graph(forward, input_gradient, weight_gradient, message))
 
     def spans(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
     ) -> list[list[Span]]:
         """Return start and end of each cell of each rank; arguments and errors as `cost`."""
-        duration = self.duration(forward, input_gradient, weight_gradient, message)
-        return timing.spans(self._lists, duration, message)
+        return self._graph(forward, input_gradient, weight_gradient, message).spans
 
     def bubbles(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
     ) -> Bubbles:
         """Return the idle time of each rank by its reason, printed as a table; arguments and errors as `cost`."""
-        duration = self.duration(forward, input_gradient, weight_gradient, message)
-        return attribution.bubbles(self._lists, duration, message)
+        return attribution.bubbles(self._graph(forward, input_gradient, weight_gradient, message))
 
     def critical_path(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
@@ -166,14 +160,12 @@ class Schedule:
         Each cell starts when the one before it has ended, on the same rank or `message` earlier on another one. Only a
         faster cell or message on it can make the schedule faster.
         """
-        duration = self.duration(forward, input_gradient, weight_gradient, message)
-        return attribution.critical_cells(self._lists, duration, message)
+        return attribution.critical_cells(self._graph(forward, input_gradient, weight_gradient, message))
 
     def boxes(self, **times: Any) -> Iterator[tuple[int, Action, Span]]:
         """Yield (rank, action, start and end) of every action, one after the other in a pair; arguments as `cost`."""
-        graph = timing.ScheduleGraph(self._lists, self.duration(**times), times.get("message", 0))
-        found = solve(graph)
-        for (rank, _, action), start, end in zip(graph.each, found.starts, found.ends, strict=False):
+        graph = self._graph(**times)
+        for (rank, _, action), start, end in zip(graph.each, graph.times.starts, graph.times.ends, strict=False):
             yield rank, action, Span(start, end)
 
     def duration(
@@ -181,13 +173,23 @@ class Schedule:
     ) -> Callable[[Action], float]:
         """Return the function that gives the time of an action; arguments as `cost`. Raises InputError."""
         given = {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}
+        each = {}
         for name, time in {**given, "message": message}.items():
-            each = (time,) * self.num_stages if isinstance(time, (int, float)) else tuple(time)
-            if len(each) != self.num_stages:
-                raise InputError(f"cost: {name} has {len(each)} times for {self.num_stages} stages.", field=name)
-            if not all(isinstance(t, (int, float)) and t >= 0 for t in each):
+            each[name] = (time,) * self.num_stages if isinstance(time, (int, float)) else tuple(time)
+            if len(each[name]) != self.num_stages:
+                raise InputError(f"cost: {name} has {len(each[name])} times for {self.num_stages} stages.", field=name)
+            if not all(isinstance(t, (int, float)) and t >= 0 for t in each[name]):
                 raise InputError(f"cost: {name}={time!r} must be times of 0 or more.", field=name)
-        return timing.durations(self.num_stages, forward, input_gradient, weight_gradient)
+        f, i, w, _ = each.values()
+        full = tuple(a + b for a, b in zip(i, w, strict=True))
+        by_kind = {FORWARD: f, INPUT_GRADIENT: i, WEIGHT_GRADIENT: w, BACKWARD: full}
+        return lambda action: by_kind[action.kind][action.stage]
+
+    def _graph(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> timing.ScheduleGraph:
+        duration = self.duration(forward, input_gradient, weight_gradient, message)
+        return timing.ScheduleGraph(self._lists, duration, message)
 
     # --- checks ---------------------------------------------------------------------------------------
 
@@ -207,6 +209,7 @@ class Schedule:
         """
         self._check_places()
         self._check_counts()
+        self._check_order()
         found = self.cost()
         for rank, peak in enumerate(found.peak_live_at_weight_gradient):
             if memory is not None and peak > memory:
@@ -274,6 +277,15 @@ class Schedule:
                     rank=self.rank_of(stage), stage=stage, microbatch=m,
                 )  # fmt: skip
 
+    def _check_order(self) -> None:
+        done: set[Action] = set()
+        for rank, number, action in self._each():
+            stage, kind, m = action
+            before = {BACKWARD: FORWARD, INPUT_GRADIENT: FORWARD, WEIGHT_GRADIENT: INPUT_GRADIENT}.get(kind)
+            if before is not None and Action(stage, before, m) not in done:
+                raise self._error(rank, number, action, f"it comes before {Action(stage, before, m)}")
+            done.add(action)
+
     def _error(self, rank: int, number: int, action: Action, told: str) -> ScheduleError:
         return ScheduleError(
             f"schedule {self.name}: rank {rank}, cell {number}: {action}: {told}.",
@@ -284,10 +296,7 @@ class Schedule:
 
     def with_actions(self, actions: Iterable[Sequence[str]], name: str | None = None) -> Schedule:
         """Return a schedule with other actions on the same stages; see `check`."""
-        return Schedule(
-            name or f"{self.name}, edited", self.ranks, self.microbatches, self.chunks, self.placement,
-            tuple(tuple(each) for each in actions),
-        )  # fmt: skip
+        return replace(self, name=name or f"{self.name}, edited", actions=tuple(map(tuple, actions)))
 
     def diff(self, other: Schedule) -> list[tuple[int, int, str | None, str | None]]:
         """Return (rank, cell, action here, action there) where two schedules differ; None where a list has ended."""
@@ -438,13 +447,9 @@ def pipeline_schedule(name: str, ranks: int = 4, microbatches: int = 8, chunks: 
     known = ALIASES.get(str(name).lower(), str(name).lower())
     if known not in RULES:
         raise InputError(f"pipeline_schedule: {name!r} is not one of {', '.join(RULES)}.", field="name")
-    for option, value in (
-        ("ranks", ranks),
-        ("microbatches", microbatches),
-        ("chunks", 1 if chunks is None else chunks),
-    ):
-        if not is_integer(value) or value < 1:
-            raise InputError(f"pipeline_schedule: {option}={value!r} must be an integer of 1 or more.", field=option)
+    given = {"ranks": ranks, "microbatches": microbatches, "chunks": 1 if chunks is None else chunks}
+    for option, value in given.items():
+        check_integer("pipeline_schedule", option, value, 1)
     rule = RULES[known]
     if rule.chunks is not None and chunks not in (None, rule.chunks):
         raise InputError(

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.base.checks import is_integer
+from simparallel.base.checks import check_integer
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError
 from simparallel.parallel.pipeline.action import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
@@ -153,8 +153,7 @@ def _problem(
     limit = microbatches if memory is None else memory
     numbers = {"ranks": ranks, "microbatches": microbatches, "memory": limit, "states": states}
     for option, value in numbers.items():
-        if not is_integer(value) or value < 1:
-            raise InputError(f"search_schedule: {option}={value!r} must be an integer of 1 or more.", field=option)
+        check_integer("search_schedule", option, value, 1)
     if released_by not in RELEASES:
         options = " or ".join(map(repr, RELEASES))
         raise InputError(f"search_schedule: released_by={released_by!r} must be {options}.", field="released_by")

@@ -122,13 +122,15 @@ class ScheduleGraph(TaskGraph):
                     last = [self.add(duration(action), last)]
                     self.each.append(CellTask(rank, number, action))
                 for action in cell:
-                    done[action] = rank, last[0]
+                    # Of an action that is done twice, the first one counts.
+                    done.setdefault(action, (rank, last[0]))
         first = 0
         for rank, cells in enumerate(order.cells):
             for number, cell in enumerate(cells):
                 waits = self.before[first] = [*self.before[first]]
                 for action in cell:
-                    inputs = self.inputs[action] = []
+                    inputs: list[tuple[int, Action]] = []
+                    self.inputs.setdefault(action, inputs)
                     for choices in order.needs(action):
                         needed = choices[-1] if choices[-1] in done else choices[0]
                         if needed in cell:
@@ -143,13 +145,19 @@ class ScheduleGraph(TaskGraph):
                         waits.append(task)
                 first += len(cell)
 
-    def spans(self, times: Times) -> list[list[Span]]:
-        """Return start and end of each cell of each rank."""
+    @cached_property
+    def times(self) -> Times:
+        """Start and end of every task. Raises ScheduleError: the ranks wait for each other."""
+        return solve(self)
+
+    @cached_property
+    def spans(self) -> list[list[Span]]:
+        """Start and end of each cell of each rank."""
         found, first = [], 0
         for cells in self.order.cells:
             ran = []
             for cell in cells:
-                ran.append(Span(times.starts[first], times.ends[first + len(cell) - 1]))
+                ran.append(Span(self.times.starts[first], self.times.ends[first + len(cell) - 1]))
                 first += len(cell)
             found.append(ran)
         return found
@@ -184,17 +192,6 @@ class ScheduleGraph(TaskGraph):
         )  # fmt: skip
 
 
-def durations(num_stages: int, forward: Time, input_gradient: Time, weight_gradient: Time) -> Callable[[Action], float]:
-    """Return the function that gives the time of an action; each argument is a time, or one for each stage."""
-
-    def each(time: Time) -> Sequence[Any]:
-        return (time,) * num_stages if isinstance(time, (int, float)) else time
-
-    f, i, w = each(forward), each(input_gradient), each(weight_gradient)
-    by_kind = {FORWARD: f, INPUT_GRADIENT: i, WEIGHT_GRADIENT: w, BACKWARD: [a + b for a, b in zip(i, w, strict=True)]}
-    return lambda action: by_kind[action.kind][action.stage]
-
-
 def live(cells: Sequence[Cell], releases: tuple[str, ...]) -> int:
     """Return the most activations that are live at once; actions of the kinds `releases` release one."""
     peak = now = 0
@@ -208,23 +205,17 @@ def live(cells: Sequence[Cell], releases: tuple[str, ...]) -> int:
     return peak
 
 
-def spans(order: PipelineOrder, duration: Callable[[Action], Any], message: Any = 0) -> list[list[Span]]:
-    """Return start and end of each cell of each rank; arguments and errors as `ScheduleGraph`."""
-    graph = ScheduleGraph(order, duration, message)
-    return graph.spans(solve(graph))
-
-
-def cost(order: PipelineOrder, duration: Callable[[Action], Any], message: Any) -> Cost:
+def cost(graph: ScheduleGraph) -> Cost:
     """Return the cost of a schedule."""
-    graph = ScheduleGraph(order, duration, message)
-    spans = graph.spans(solve(graph))
-    work = [sum(duration(action) for cell in cells for action in cell) for cells in order.cells]
-    ranges = [ran[-1].end - ran[0].start if ran else 0 for ran in spans]
-    makespan = max((ran[-1].end for ran in spans if ran), default=0)
+    cells, work = graph.order.cells, [0] * len(graph.order.cells)
+    for (rank, _, _), duration in zip(graph.each, graph.durations, strict=False):
+        work[rank] += duration
+    ranges = [ran[-1].end - ran[0].start if ran else 0 for ran in graph.spans]
+    makespan = max((ran[-1].end for ran in graph.spans if ran), default=0)
     return Cost(
         makespan, max(work), makespan - max(work), max(ranges),
         max(longest - own for longest, own in zip(ranges, work, strict=True)),
-        tuple(live(cells, (INPUT_GRADIENT, BACKWARD)) for cells in order.cells),
-        tuple(live(cells, (WEIGHT_GRADIENT, BACKWARD)) for cells in order.cells),
+        tuple(live(own, (INPUT_GRADIENT, BACKWARD)) for own in cells),
+        tuple(live(own, (WEIGHT_GRADIENT, BACKWARD)) for own in cells),
         len(graph) - len(graph.each),
     )  # fmt: skip

@@ -242,7 +242,7 @@ def _status_of_reaped(pid: int, pidfd: int) -> int | None:
 
 def _status_of_zombie(pid: int, pidfd: int) -> int | None:
     try:
-        with open(f"/proc/{pid}/stat") as stat:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
             # The name in parentheses may itself contain blanks and parentheses.
             fields = stat.read().rpartition(")")[2].split()
     except OSError:

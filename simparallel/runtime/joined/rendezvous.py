@@ -29,6 +29,7 @@ from simparallel.runtime.joined.identity import RankIdentity
 from simparallel.runtime.joined.sockets import (
     FDS_AT_ONCE,
     Folder,
+    check_system,
     close_all,
     hold_lock,
     open_folder,
@@ -95,9 +96,11 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
 
     Raises:
         LaunchError: ranks never arrived (fact `missing`), one ended too early (fact `rank`), the leader refused this
-            process, the folder cannot be used, or the ranks do not fit into memory (see `check_memory`).
+            process, the folder cannot be used, the ranks do not fit into memory (see `check_memory`), or this is
+            not Linux.
         SharedMemoryError: there is not enough memory.
     """
+    check_system()
     hello = Hello(
         PROTOCOL,
         ControlMap(identity.world_size).num_words,

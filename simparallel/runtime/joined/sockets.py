@@ -28,6 +28,19 @@ FDS_AT_ONCE = 128
 _CREDENTIALS = struct.Struct("3i")
 
 
+def check_system() -> None:
+    """Refuse systems whose kernel does not tell who is at the other end of a socket.
+
+    Raises:
+        LaunchError: this is one.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise LaunchError(
+            "processes that are started one by one, or by a command for each node, find each other on Linux alone; "
+            "start all ranks by one command here: simparallel run -n N train.py."
+        )
+
+
 @dataclass
 class Folder:
     """The folder of this user's sockets, open."""

@@ -6,11 +6,12 @@ import inspect
 import logging
 import os
 import reprlib
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -18,10 +19,11 @@ from simparallel.algorithms import names
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_level
 from simparallel.base.html import table
+from simparallel.base.system import missing_for_processes
 from simparallel.clock.memory import parse_bytes
 from simparallel.clock.recording import check_record, join, timer_of
 from simparallel.comm.fault_spec import VARIABLE, parse
-from simparallel.comm.memory.memfd import disabled
+from simparallel.comm.memory.memfd import disabled, start_method
 from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
@@ -39,6 +41,15 @@ from simparallel.runtime.reports import Outcome, raise_failure
 from simparallel.trace import Trace
 
 TRANSPORTS = ("shm", "inline")
+
+
+@cache
+def usual_transport() -> str:
+    """Return "shm" where device processes can run, else "inline", after a line that says so once."""
+    if not (missing := missing_for_processes()):
+        return "shm"
+    print(f'simparallel: {missing}, so ranks are threads that take turns (transport="inline").', file=sys.stderr)
+    return "inline"
 
 
 class Results(list[Any]):
@@ -104,7 +115,8 @@ class Cluster:
         rank_table: a rank table, or the path of one: it gives the nodes, and each rank's device number.
         environment: variables for `os.environ` of every rank, such as MASTER_ADDR, in addition to RANK, LOCAL_RANK,
             WORLD_SIZE, … (not with "inline", whose ranks are threads).
-        transport: "shm" (processes) or "inline" (threads of this process, taking turns).
+        transport: "shm" (processes) or "inline" (threads of this process, taking turns); None means "shm", or, after a
+            line that says so, "inline" on systems where processes cannot run.
         log_dir: directory for `scheduler.log` and `worker_N.log`, and links: `rank.N/stdout`, and with
             several nodes `node_K/worker_N.log`; None keeps no files.
         log_links: name of each rank's link, with "{rank}" in it.
@@ -155,8 +167,8 @@ class Cluster:
 
     # Runs a program in place of the ranks: (call, settings of the run) -> outcomes; see `predict.dry_run`.
     instead: ClassVar[Callable[..., list[Outcome]] | None] = None
-    # Whether each rank of a run is a process of its own, forked from the warm one: then no run sees what an earlier one
-    # changed in its process. Not on GPUs, which a forked process cannot use.
+    # Whether each rank of a run is a process of its own, forked from the warm one or, where it is unsafe, new: then no
+    # run sees what an earlier one changed in its process. Not on GPUs, which a forked process cannot use.
     forks = False
     # Tools around the programs of all runs; see `running`.
     around: ClassVar[tuple[Around, ...]] = ()
@@ -174,7 +186,7 @@ class Cluster:
         log_links: str = RANK_LINKS,
         log_files: Sequence[str] = (),
         start_timeout_s: float = START_LIMIT_S,
-        transport: str = "shm",
+        transport: str | None = None,
         log_dir: str | Path | None = None,
         device_memory: str | int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -187,6 +199,9 @@ class Cluster:
         echo: bool | Collection[int] = True,
         devices_per_rank: int | None = None,
     ) -> None:
+        if transport is None:
+            # A dry run has no ranks.
+            transport = usual_transport() if self.instead is None else "shm"
         if transport not in TRANSPORTS:
             mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")
@@ -298,6 +313,9 @@ class Cluster:
             pool = self._warm_pool()
             self._forget_reports()
             fork = self.forks and settings.array == "numpy"
+            if fork and start_method() == "spawn":
+                # The next run starts new ones.
+                fork, pool.usable = False, False
             return pool.run(payload, settings, fork=fork, echo=self.echo, note=notes, apart=notes.bar.hidden)
         finally:
             notes.close()

@@ -30,7 +30,7 @@ from simparallel.base import pickling
 from simparallel.base.blas import THREAD_VARIABLES, default_threads
 from simparallel.base.callsite import PACKAGE, cell_of
 from simparallel.base.system import missing_for_processes
-from simparallel.comm.memory.memfd import open_unnamed
+from simparallel.comm.memory.memfd import open_unnamed, start_method
 from simparallel.comm.memory.segment import SharedSegment
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
@@ -124,7 +124,7 @@ class Pool:
         start_timeout_s: float = START_LIMIT_S,
     ) -> None:
         if missing := missing_for_processes():
-            raise LaunchError(f'{missing}, but device processes need it; use transport="inline": ranks are threads.')
+            raise LaunchError(f'{missing}; use transport="inline": ranks are threads.')
         self.world_size = sum(map(len, nodes))
         self.usable = True
         self.sources = Sources()
@@ -177,6 +177,7 @@ class Pool:
                 "log_fds": self.logs.rank_fds,
                 "connection_fds": connection_fds,
                 "control_fd": control_fd,
+                "start_method": start_method(),
                 "world_size": self.world_size,
                 "path": _module_path(),
                 **told,

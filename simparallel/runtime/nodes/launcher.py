@@ -23,6 +23,7 @@ from simparallel.errors import LaunchError
 from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
 from simparallel.runtime.joined.identity import JOB_VARIABLES, check_address, check_servers
+from simparallel.runtime.joined.sockets import check_system
 from simparallel.runtime.launcher.run import LADDER, POLL_S
 from simparallel.runtime.launcher.script_job import ScriptJob
 from simparallel.runtime.log_folder import SCHEDULER_LOG, link_logs
@@ -43,7 +44,7 @@ class NodeJob(ScriptJob):
 
     Raises:
         ClusterError: no such device, or nodes that do not fit.
-        LaunchError: MASTER_ADDR or a server of the rank table is another machine.
+        LaunchError: MASTER_ADDR or a server of the rank table is another machine, or this is not Linux.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class NodeJob(ScriptJob):
         start_timeout_s: float,
         **settings: Any,
     ) -> None:
+        check_system()
         super().__init__(world_size, node, rank_table=rank_table, **settings)
         environment = self._settings["environment"]
         check_address(environment.get("MASTER_ADDR", MASTER_ADDR))

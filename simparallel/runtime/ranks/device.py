@@ -1,4 +1,4 @@
-"""A device process: it is forked from the host and serves as one rank, run after run, until the launcher ends it."""
+"""A device process: it is started by the host and serves as one rank, run after run, until the launcher ends it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import errno
 import faulthandler
 import io
+import json
 import linecache
+import multiprocessing
 import os
 import select
 import signal
 import sys
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -47,7 +50,7 @@ _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 @dataclass
 class Wiring:
-    """Descriptors and settings that reach a device from the launcher through the host's exec and fork."""
+    """Descriptors and settings that reach a device from the launcher through the host's exec and its start method."""
 
     segment_fd: int
     # The read end; its write end is in the launcher.
@@ -56,6 +59,8 @@ class Wiring:
     connection_fds: list[int]
     # For the host alone.
     control_fd: int
+    # How the host starts devices: "fork", or "spawn", which starts new interpreters.
+    start_method: str
     world_size: int
     blas_threads: int
     path: list[str]
@@ -64,13 +69,28 @@ class Wiring:
     environment: dict[str, str]
 
 
-def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid: int) -> None:
+def read_config(config_fd: int) -> dict[str, Any]:
+    """Return the launcher's JSON with the wiring in it, from a file that several processes read."""
+    return json.loads(os.pread(config_fd, os.fstat(config_fd).st_size, 0))
+
+
+def main(config_fd: int, rank: int, host_life_fd: int, host_pid: int) -> None:
+    """Run a device that the host has spawned, with descriptors of its own rank alone."""
+    wiring = Wiring(**read_config(config_fd)["wiring"])
+    os.close(config_fd)
+    sys.path[:] = wiring.path
+    multiprocessing.current_process().name = f"rank {rank}"
+    device_main(rank, wiring, host_life_fd, host_pid, ())
+
+
+def device_main(rank: int, wiring: Wiring, host_life_fd: int, host_pid: int, others: Collection[int]) -> None:
     """Set the process up, then serve runs. Never returns.
 
     Args:
         rank: the rank of this process.
         wiring: the inherited descriptors.
-        host_life: pipe whose write end only the host keeps open.
+        host_life_fd: the read end of a pipe whose write end only the host keeps open.
+        others: inherited descriptors that belong to the host and to other ranks.
         host_pid: pid of the host, to detect that it died before this process began to watch it.
     """
     # The order matters: output goes to the rank's own log before anything can be printed, and the watch over the host
@@ -79,18 +99,20 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
     streams = Streams()
     try:
         forget_the_hosts()
-        _take_own_descriptors(rank, wiring, host_life)
+        # A forked process has the host's handlers.
+        log_of_host = None if wiring.start_method == "fork" else os.fdopen(os.dup(2), "w", encoding="utf-8")
+        _take_own_descriptors(wiring.log_fds[rank], others)
         streams.renew()
         faulthandler.enable(file=sys.stderr)
         # `kill -USR1 PID` writes the stack of every thread to the log.
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-        _die_with_parent(wiring.life_fd, host_life[0], host_pid)
-        log_records.begin()
+        _die_with_parent(wiring.life_fd, host_life_fd, host_pid)
+        log_records.begin(log_of_host)
         _set_variables(rank, wiring)
         set_program(rank, wiring.world_size)
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
-        _serve(rank, wiring, interrupts, streams, host_life[0])
+        _serve(rank, wiring, interrupts, streams, host_life_fd)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -313,19 +335,14 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _take_own_descriptors(rank: int, wiring: Wiring, host_life: tuple[int, int]) -> None:
-    # Only the host may hold the write end, otherwise its death would go unnoticed.
-    os.close(host_life[1])
-    os.close(wiring.control_fd)
+def _take_own_descriptors(log_fd: int, others: Collection[int]) -> None:
     # Descriptors, not only `sys.stdout`: C libraries and child processes write to 1 and 2.
-    os.dup2(wiring.log_fds[rank], 1)
-    os.dup2(wiring.log_fds[rank], 2)
-    for fd in wiring.log_fds:
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    # Only the host may hold the write end of its pipe, otherwise its death would go unnoticed, and a connection reaches
+    # its end of file only when no process holds the rank's end open.
+    for fd in (log_fd, *others):
         os.close(fd)
-    # A connection reaches its end of file only when no process holds the rank's end open.
-    for other, fd in enumerate(wiring.connection_fds):
-        if other != rank:
-            os.close(fd)
 
 
 def _die_with_parent(launcher_life: int, host_life: int, parent: int) -> None:

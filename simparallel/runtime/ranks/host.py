@@ -1,8 +1,9 @@
-"""The host process: a clean interpreter that forks the device processes and watches over them.
+"""The host process: a clean interpreter that starts the device processes and watches over them.
 
 It is started by exec, so that it contains neither data nor threads of the user's program. It imports
 the modules that devices need, wraps the log handlers with multiprocessing-logging, forks, and then only
-waits. It never runs user code.
+waits. Where a fork is not safe it spawns the devices: each is a new interpreter that inherits the same
+descriptors. It never runs user code.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,26 +23,27 @@ import warnings
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TextIO
+from typing import Any
 
 from simparallel.base import blas
+from simparallel.base.callsite import PACKAGE
 from simparallel.comm.memory.memfd import is_disabled
 from simparallel.comm.memory.segment import SharedSegment
-from simparallel.runtime.ranks.device import Wiring, device_main
+from simparallel.runtime.ranks import log_records
+from simparallel.runtime.ranks.device import Wiring, device_main, read_config
 from simparallel.runtime.title import set_title
 
 # Modules that functions on devices are likely to use: imported once here instead of once in every device.
 PRELOADED = ("simparallel.nn", "simparallel.optim", "simparallel.data", "simparallel.parallel", "numpy.random")
-LOG_FORMAT = "%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"
 LOG = "simparallel.host"
-_WAKE_UP = "simparallel.host.wake-up"
 GRACE_S = 2.0
+# Time between looks at the processes where no descriptor tells of their deaths.
+LOOK_S = 0.02
 
 
 def main(config_fd: int) -> None:
     """Run the host; `config_fd` is a file with the launcher's JSON."""
-    with open(config_fd, "rb") as file:
-        config = json.loads(file.read())
+    config = read_config(config_fd)
     wiring = Wiring(**config["wiring"])
     sys.path[:] = wiring.path
     set_title(f"simparallel host of {wiring.world_size} ranks, started by process {config['launcher_pid']}")
@@ -52,12 +55,17 @@ def main(config_fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     multiprocessing.current_process().name = "host"
     log = logging.getLogger(LOG)
-    for room in PRELOADED:
-        import_module(room)
-    # Detect the BLAS once here instead of once in every device.
-    blas.core()
-    _gather_records()
-    devices, host_life = _fork(wiring)
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    root.addHandler(log_records.MergedLog(sys.stderr))
+    if wiring.start_method == "fork":
+        os.close(config_fd)
+        for room in PRELOADED:
+            import_module(room)
+        # Detect the BLAS once here instead of once in every device.
+        blas.core()
+        _gather_records(root)
+    devices, host_life = _start(wiring, config_fd)
     control = Connection(wiring.control_fd)
     log.info("%d device processes: %s", wiring.world_size, ", ".join(str(d.pid) for d in devices))
     try:
@@ -71,14 +79,9 @@ def main(config_fd: int) -> None:
     os._exit(0)
 
 
-def _gather_records() -> None:
-    """Send the log records of this process and of every device to one stream: scheduler.log."""
+def _gather_records(root: logging.Logger) -> None:
+    """Send the log records of this process and of every device that it will fork to one stream: scheduler.log."""
     multiprocessing.set_start_method("fork")
-    root = logging.getLogger()
-    root.setLevel(logging.INFO)
-    handler = _MergedLog(sys.stderr)
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    root.addHandler(handler)
     from multiprocessing_logging import install_mp_handler
 
     try:
@@ -101,50 +104,76 @@ def _close_log() -> None:
     logging.shutdown()
 
 
-class _MergedLog(logging.StreamHandler[TextIO]):
-    """A stream handler that skips the record that only wakes the receiver."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name != _WAKE_UP:
-            super().emit(record)
-
-
 def _wake(records: Any) -> None:
-    last = logging.LogRecord(_WAKE_UP, logging.INFO, __file__, 0, "", (), None)
+    last = logging.LogRecord(log_records.WAKE_UP, logging.INFO, __file__, 0, "", (), None)
     # The receiver woke by itself and has closed its queue.
     with contextlib.suppress(ValueError, OSError):
         records.put(last)
 
 
-def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
-    """Fork all devices; return them and the write end of the host's life pipe.
+class SpawnedDevice(subprocess.Popen[bytes]):
+    """A device that is a new interpreter, with what the host uses of a `multiprocessing.Process`.
+
+    It inherits the descriptors of its rank, and as standard error the log of all ranks, to which it adds its records.
+    """
+
+    def __init__(self, rank: int, wiring: Wiring, config_fd: int, host_life_fd: int) -> None:
+        numbers = config_fd, rank, host_life_fd, os.getpid()
+        code = (
+            f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); "
+            f"from simparallel.runtime.ranks.device import main; main{numbers}"
+        )
+        own = wiring.segment_fd, wiring.life_fd, wiring.log_fds[rank], wiring.connection_fds[rank]
+        super().__init__([sys.executable, "-P", "-c", code], pass_fds=[config_fd, host_life_fd, *own])
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.poll()
+
+    def is_alive(self) -> bool:
+        return self.poll() is None
+
+    def join(self, limit_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(limit_s)
+
+
+Device = BaseProcess | SpawnedDevice
+
+
+def _start(wiring: Wiring, config_fd: int) -> tuple[list[Device], int]:
+    """Start all devices; return them and the write end of the host's life pipe.
 
     No record may be logged before the last fork: a device would inherit the log's locks in use.
     """
-    host_life = os.pipe()
-    context = multiprocessing.get_context("fork")
-    devices: list[BaseProcess] = []
+    life, host_life = os.pipe()
+    of_devices = {*wiring.log_fds, *wiring.connection_fds}
+    devices: list[Device] = []
     with warnings.catch_warnings():
         # The only other thread is the idle receiver of multiprocessing-logging.
         warnings.simplefilter("ignore", DeprecationWarning)
         # The devices' garbage collectors skip these objects, so that their pages stay shared.
         gc.freeze()
         for rank in range(wiring.world_size):
-            arguments = (rank, wiring, host_life, os.getpid())
-            device = context.Process(target=device_main, args=arguments, name=f"rank {rank}")
             try:
-                device.start()
+                if wiring.start_method == "fork":
+                    own = {wiring.log_fds[rank], wiring.connection_fds[rank]}
+                    others = {wiring.control_fd, host_life, *of_devices} - own
+                    arguments = (rank, wiring, life, os.getpid(), others)
+                    process = multiprocessing.Process(target=device_main, args=arguments, name=f"rank {rank}")
+                    process.start()
+                    devices.append(process)
+                else:
+                    devices.append(SpawnedDevice(rank, wiring, config_fd, life))
             except BaseException:
                 # No more processes or memory. The launcher shows this traceback.
                 for started in devices:
                     started.kill()
                 raise
-            devices.append(device)
     # These belong to the devices: a connection must end with its device.
-    os.close(host_life[0])
-    for fd in (*wiring.log_fds, *wiring.connection_fds):
+    for fd in (life, *of_devices):
         os.close(fd)
-    return devices, host_life[1]
+    return devices, host_life
 
 
 def _death_of(pid: int | None) -> int | None:
@@ -160,35 +189,32 @@ def _death_of(pid: int | None) -> int | None:
         return None
 
 
-def _watch(
-    devices: list[BaseProcess], control: Connection, wiring: Wiring, launcher_pid: int, log: logging.Logger
-) -> None:
+def _watch(devices: list[Device], control: Connection, wiring: Wiring, launcher_pid: int, log: logging.Logger) -> None:
     """Report each device that ends, at once, until the launcher closes its end of `control` or dies."""
     segment = SharedSegment(wiring.world_size, fd=wiring.segment_fd)
-    alive = {_death_of(device.pid) or device.sentinel: (rank, device) for rank, device in enumerate(devices)}
-    launcher = _death_of(launcher_pid) or wiring.life_fd
-    # The launcher may have died before we began to watch it.
-    if os.getppid() != launcher_pid:
-        return
-    while True:
-        # A set, because without pidfds the last two are the same descriptor.
-        ready = wait({*alive, control, wiring.life_fd, launcher})
-        for sentinel in [s for s in ready if s in alive]:
-            rank, device = alive.pop(sentinel)
-            device.join()
+    alive = dict(enumerate(devices))
+    deaths = {rank: _death_of(device.pid) for rank, device in alive.items()}
+    launcher = _death_of(launcher_pid)
+    limit_s = LOOK_S if None in (*deaths.values(), launcher) else None
+    # Also a launcher that died before we began to watch it.
+    while os.getppid() == launcher_pid:
+        ready = wait([fd for fd in (*deaths.values(), launcher, control, wiring.life_fd) if fd is not None], limit_s)
+        for rank, device in list(alive.items()):
+            if (code := device.exitcode) is None:
+                continue
             # First into shared memory, which ranks in a collective poll; only then to the launcher.
-            code = device.exitcode or 0
+            del alive[rank], deaths[rank]
             segment.words[segment.map.exit_of(rank)] = code if code < 0 else code + 1
             log.info("rank %d (pid %d) ended with %d", rank, device.pid, code)
             _tell_exit(control, rank, code)
         if launcher in ready or wiring.life_fd in ready:
-            # Devices watch pipes by themselves, which may stay open, see `_death_of`.
-            for _, device in alive.values():
-                device.kill()
-            return
+            break
         # The launcher sends nothing here, so a readable end means that it has closed its own.
         if control in ready:
             return
+    # Devices watch pipes by themselves, which may stay open, see `_death_of`.
+    for device in alive.values():
+        device.kill()
 
 
 def _tell_exit(control: Connection, rank: int, code: int) -> None:
@@ -199,7 +225,7 @@ def _tell_exit(control: Connection, rank: int, code: int) -> None:
         return
 
 
-def _end(devices: list[BaseProcess]) -> None:
+def _end(devices: list[Device]) -> None:
     """Wait `GRACE_S` for the devices to end, then kill the rest."""
     _wait_all(devices, GRACE_S)
     for device in devices:
@@ -208,7 +234,7 @@ def _end(devices: list[BaseProcess]) -> None:
     _wait_all(devices, GRACE_S)
 
 
-def _wait_all(devices: list[BaseProcess], limit_s: float) -> None:
+def _wait_all(devices: list[Device], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     for device in devices:
         if device.is_alive():

@@ -10,24 +10,47 @@ import functools
 import logging
 import sys
 import threading
-from typing import Any
-
-from multiprocessing_logging import MultiProcessingHandler
+from typing import Any, TextIO
 
 FLUSH_LIMIT_S = 1.0
+WAKE_UP = "simparallel.host.wake-up"
+# The handlers of this process that write to the log of all ranks.
+to_all_ranks: list[logging.Handler] = []
 
 
-def begin() -> None:
-    """Send records to this rank's own log, too, which depends on no other process."""
+class MergedLog(logging.StreamHandler[TextIO]):
+    """The log of all ranks. It skips the record that only wakes the receiver of the host."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.setFormatter(logging.Formatter("%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != WAKE_UP:
+            super().emit(record)
+
+
+def begin(log_of_host: TextIO | None = None) -> None:
+    """Send records to this rank's own log, too, which depends on no other process.
+
+    Args:
+        log_of_host: the log of all ranks, for a process that has not inherited the host's handlers.
+    """
     root = logging.getLogger()
+    if log_of_host is not None:
+        root.setLevel(logging.INFO)
+        to_all_ranks.append(MergedLog(log_of_host))
+        root.addHandler(to_all_ranks[0])
     for inherited in list(root.handlers):
         # Remove the host's handler if multiprocessing-logging could not wrap it.
-        if not isinstance(inherited, MultiProcessingHandler):
+        if hasattr(inherited, "queue"):
+            to_all_ranks.append(inherited)
+        elif inherited not in to_all_ranks:
             root.removeHandler(inherited)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     # With a merged log, INFO records go there. Without one, they have to go to this log.
-    if _queues():
+    if to_all_ranks:
         handler.setLevel(logging.WARNING)
     root.addHandler(handler)
     _let_programs_configure(handler)
@@ -40,7 +63,7 @@ def _let_programs_configure(own: logging.Handler) -> None:
     @functools.wraps(plain)
     def basic_config(**settings: Any) -> None:
         root = logging.getLogger()
-        ours = [h for h in root.handlers if h is own or isinstance(h, MultiProcessingHandler)]
+        ours = [h for h in root.handlers if h is own or h in to_all_ranks]
         for handler in ours:
             root.removeHandler(handler)
         try:
@@ -57,7 +80,7 @@ def _let_programs_configure(own: logging.Handler) -> None:
 
 
 def _queues() -> list[Any]:
-    return [handler.queue for handler in logging.getLogger().handlers if isinstance(handler, MultiProcessingHandler)]
+    return [handler.queue for handler in to_all_ranks if hasattr(handler, "queue")]
 
 
 def flush() -> None:

@@ -14,18 +14,17 @@ import logging
 import multiprocessing
 import multiprocessing.util
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from multiprocessing_logging import MultiProcessingHandler
-
+from simparallel.base.system import KILL
 from simparallel.comm import current
 from simparallel.errors import LaunchError
 from simparallel.runtime.channel import LONGEST_WAIT_S
+from simparallel.runtime.ranks import log_records
 from simparallel.runtime.ranks.script import run_script
 
 PR_SET_PDEATHSIG = 1
@@ -33,7 +32,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _IN_MEMORY = io.BytesIO, io.StringIO
 
 
-def end_with_parent(number: int = signal.SIGKILL) -> None:
+def end_with_parent(number: int = KILL) -> None:
     """Have the kernel send this process a signal when its parent ends in any way. Linux only, otherwise a no-op."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, number)
@@ -54,8 +53,9 @@ def run_program(name: str, arguments: list[str], with_local_rank: bool = False, 
     """
     pid = os.getpid()
     run_script(name, arguments, with_local_rank, is_module)
-    # In a process that the script forked, the threads and child processes are its parent's.
-    if os.getpid() != pid:
+    # In a process that the script forked, the threads and child processes are its parent's; those of a rank that is a
+    # thread are the process's.
+    if os.getpid() != pid or threading.current_thread() is not threading.main_thread():
         return
     communicator = current()
     limit_s = communicator.transport.timeout_s
@@ -113,7 +113,7 @@ def write_out() -> None:
     """
     # The log of all ranks is flushed by `log_records.end`, which has a time limit.
     handlers: list[Any] = logging._handlerList  # type: ignore[attr-defined]
-    logging.shutdown([ref for ref in handlers if not isinstance(ref(), MultiProcessingHandler)])
+    logging.shutdown([ref for ref in handlers if ref() not in log_records.to_all_ranks])
     own = sys.stdout, sys.stderr
     files = [x for x in gc.get_objects() if isinstance(x, io.IOBase) and not isinstance(x, _IN_MEMORY) and x not in own]
     # From the outermost layer inwards: each writes its buffer to the next.

@@ -19,7 +19,7 @@ from simparallel.comm.communicator import Communicator
 from simparallel.comm.fault_spec import faults_of
 from simparallel.comm.group import Medium
 from simparallel.comm.inline import InlineTransport, RoundRobin
-from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, SharedSegment
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, THREAD_ARENA_BYTES, SharedSegment
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.errors import DeadlineError, LaunchError
 from simparallel.rank_local import RankLocal
@@ -28,8 +28,6 @@ from simparallel.runtime.ranks.random_streams import Draws
 from simparallel.runtime.ranks.rank import RunSettings, Tell, play_rank
 from simparallel.runtime.reports import Outcome, failure_report, report_unreceived
 
-# Address space, not memory.
-ARENA_BYTES = 1 << 30
 LOOK_S = 0.1
 # Interrupt a rank again if it still runs after this time.
 AGAIN_S = 1.0
@@ -132,7 +130,7 @@ def run_threads(
     """
     depth = _nested.depth + 1
     check_depth(depth)
-    segment = segment or SharedSegment(settings.cluster.world_size, arena_bytes=arena_bytes or ARENA_BYTES)
+    segment = segment or SharedSegment(settings.cluster.world_size, arena_bytes=arena_bytes or THREAD_ARENA_BYTES)
     num_threads = len(segment.ranks)
     draws = Draws(num_threads)
     turns = RoundRobin(num_threads, draws.leave, draws.enter)

@@ -56,7 +56,9 @@ TIMES = (
 def test_all_numbers_of_ranks_and_chunks(name):
     """Equal to the last bit, also for times whose sums are rounded."""
     cases = 0
-    for ranks, microbatches, chunks in product((2, 4, 8), range(4, 33), (None,) if RULES[name].chunks else range(1, 5)):
+    for ranks, microbatches, chunks in product(
+        (2, 4, 8), (4, 6, 8, 12, 16, 24, 32), (None,) if RULES[name].chunks else range(1, 5)
+    ):
         try:
             schedule = sp.pipeline_schedule(name, ranks, microbatches, chunks)
         except InputError:
@@ -128,6 +130,12 @@ def test_cycle_within_a_rank_is_named():
     rows = [["0F0", "0W0", "0I0"], ["1F0", "1B0"]]
     with refused(ScheduleError, rank=0, cell=1):
         Schedule("mine", 2, 1, 1, "loop", rows).cost()
+
+
+def test_first_of_an_action_done_twice_counts():
+    assert Schedule("mine", 1, 1, 1, "loop", [["0F0", "0B0", "0F0"]]).cost().makespan == 4
+    with refused(ScheduleError):
+        Schedule("mine", 1, 1, 1, "loop", [["0F0", "0W0", "0I0", "(0I0+0W0)"]]).cost()
 
 
 def test_mailbox_of_a_cycle_is_refused():
