@@ -15,14 +15,13 @@ from simparallel.base.names import find
 from simparallel.course.exercises.exercise import EXERCISES, Case, Exercise, NoResultError, Values, rows, show
 from simparallel.course.exercises.remarks import Remark, language_of, translated
 from simparallel.errors import DeadlineError, InputError, RunFailedError, SimParallelError
-from simparallel.runtime.ranks.threads import call_within
 from simparallel.view import plot_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# An answer that takes longer for one case is stopped.
-LIMIT_S = 5.0
+# Seconds to spend on counting the cases that pass.
+COUNT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -113,57 +112,51 @@ def check(name: str, answer: Callable[..., Any], *, language: str | None = None)
 
 
 def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> Verdict:
-    cases = list(exercise.cases())
+    name, cases = exercise.name, list(exercise.cases())
     total = len(cases)
     for number, (parameters, case) in enumerate(cases, 1):
-        found: dict[str, Any] = {}
         begin_s = time.monotonic()
         try:
-            wrong = _attempt(case, answer, found, LIMIT_S)
+            wrong, found = _attempt(case, answer)
         except NotImplementedError:
-            return Verdict(exercise.name, False, Remark("{}: not written yet", exercise.name), 0)
+            return Verdict(name, False, Remark("{}: not written yet", name), 0)
         if wrong:
-            is_slow = time.monotonic() - begin_s > LIMIT_S
-            passed = None if is_slow else _count(cases[number:], answer, number - 1)
-            facts = number, *(() if passed is not None else (total,)), _chosen(parameters), wrong
-            template = "{}: wrong in case {} of {}, {}: {}"
-            if passed is not None:
-                template, facts = "{}: {} of {} cases pass. Wrong in case {}, {}: {}", (passed, total, *facts)
-            text = Remark(template, exercise.name, *facts)
-            return Verdict(exercise.name, False, text, total, passed, parameters, case, found)
-    return Verdict(exercise.name, True, Remark("{}: right in all {} cases", exercise.name, total), total, total)
+            passed = _count(cases[number:], answer, number - 1, begin_s + COUNT_S)
+            where = _chosen(parameters), wrong
+            if passed is None:
+                text = Remark("{}: wrong in case {} of {}, {}: {}", name, number, total, *where)
+            else:
+                text = Remark("{}: {} of {} cases pass. Wrong in case {}, {}: {}", name, passed, total, number, *where)
+            return Verdict(name, False, text, total, passed, parameters, case, found)
+    return Verdict(name, True, Remark("{}: right in all {} cases", name, total), total, total)
 
 
-def _attempt(case: Case, answer: Callable[..., Any], found: dict[str, Any], limit_s: float) -> str | None:
-    """Return what is wrong with an answer in a case, None if nothing is, and add its result to `found`.
+def _attempt(case: Case, answer: Callable[..., Any]) -> tuple[str | None, Values]:
+    """Return what is wrong with an answer in a case, None if nothing is, and its result.
 
     Raises:
         NotImplementedError: the answer is not written yet.
     """
-
-    def attempt() -> str | None:
-        found.update(case.run(answer))
-        return case.judge(case.expected, found)
-
+    found: Values = {}
     try:
-        return cast("str | None", call_within(attempt, limit_s))
-    except (Exception, SystemExit) as error:
+        found = case.run(answer)
+        return case.judge(case.expected, found), found
+    except Exception as error:
         cause = error.__cause__ or error if isinstance(error, RunFailedError) else error
         if isinstance(cause, NotImplementedError):
             raise cause from None
-        return _told(cause, answer)
+        return _told(cause, answer), found
 
 
-def _count(cases: Sequence[Any], answer: Callable[..., Any], passed: int) -> int | None:
-    """Return `passed`, plus the number of these cases that pass; None if they take longer than one case may."""
-    end_s = time.monotonic() + LIMIT_S
+def _count(cases: Sequence[Any], answer: Callable[..., Any], passed: int, end_s: float) -> int | None:
+    """Return `passed`, plus the number of these cases that pass; None if they are not finished at `end_s`."""
     # What an answer prints has been shown up to the case that fails.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         for _, case in cases:
-            with suppress(NotImplementedError):
-                passed += _attempt(case, answer, {}, max(0.0, end_s - time.monotonic())) is None
             if time.monotonic() > end_s:
                 return None
+            with suppress(NotImplementedError):
+                passed += _attempt(case, answer)[0] is None
     return passed
 
 
@@ -175,7 +168,7 @@ def _told(error: BaseException, answer: Callable[..., Any]) -> str:
         limit_s, place = error.facts["timeout_s"], error.facts["place"]
         told = Remark("stopped after {:g} s, at {}; look for a loop that does not end", limit_s, place)
         left = "{}. Python cannot interrupt that line; its thread runs on until it returns"
-        return Remark(left, told) if error.facts["left_behind"] else told
+        return Remark(left, told) if hasattr(error, "__notes__") else told
     file = getattr(getattr(answer, "__code__", None), "co_filename", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if lines:

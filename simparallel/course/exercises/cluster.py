@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
-from simparallel.course.exercises.exercise import Case, Values, by_rank, call_answer, call_case, exercise
+from simparallel.course.exercises.exercise import Case, Values, by_rank, call_answer, call_case, exercise, on_one_rank
 from simparallel.course.exercises.remarks import Remark
 
 _SLOTS = ((1,), (2,), (1, 1), (2, 2), (1, 3), (3, 1, 2), (4, 4, 4))
@@ -33,7 +33,7 @@ def ranks_of_node(slots: tuple[int, ...], form: str) -> Case:
     return Case(
         {"lines": lines},
         hosts,
-        lambda answer: {host: list(ranks) for host, ranks in call_answer(answer, text).items()},
+        on_one_rank(lambda answer: {host: list(ranks) for host, ranks in call_answer(answer, text).items()}),
         judge,
     )
 

@@ -17,6 +17,7 @@ from simparallel.course.exercises.exercise import (
     difference,
     exercise,
     integers,
+    on_one_rank,
     ranks_case,
     run_ranks,
 )
@@ -54,7 +55,7 @@ def accumulate(samples: int, size: int) -> Case:
         "weights": np.ones(2),
         "micro-batches": [min(size, samples - first) for first in range(0, samples, size)],
     }
-    return Case({"x": x, "y": y[:, 0], "weights": np.ones(2), "size": size}, expected, run, judge)
+    return Case({"x": x, "y": y[:, 0], "weights": np.ones(2), "size": size}, expected, on_one_rank(run), judge)
 
 
 @exercise(lesson=3, ranks=range(1, 5), spread=range(3))

@@ -20,13 +20,14 @@ from simparallel.autograd import Tensor
 from simparallel.backend import to_host
 from simparallel.course.exercises.remarks import Remark
 from simparallel.errors import InputError
-from simparallel.runtime.launcher.launch import Results, launch
+from simparallel.runtime.launcher.launch import Cluster, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Label -> number, text, list or array.
 Values = Mapping[str, Any]
+Run = Callable[[Callable[..., Any]], Values]
 
 
 def rows(label: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
@@ -96,7 +97,7 @@ class Case:
 
     given: Values
     expected: Values
-    run: Callable[[Callable[..., Any]], Values]
+    run: Run
     judge: Callable[[Values, Values], str | None] = difference
     draw: Callable[[Values, Axes], None] | None = None
 
@@ -164,6 +165,12 @@ class NoResultError(Exception):
     """An answer returned None where a result is expected."""
 
 
+class _Ranks(Cluster):
+    """Ranks that run an answer: threads, which are stopped after some seconds."""
+
+    limit_s = 5.0
+
+
 def call_answer(answer: Callable[..., Any], *arguments: Any) -> Any:
     """Return `answer(*arguments)`.
 
@@ -180,17 +187,18 @@ def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> 
     """Run `answer(*inputs[rank])` on as many ranks as there are inputs, as threads; the inputs are copied.
 
     Raises:
-        RunFailedError: a rank failed, or all waited for each other.
+        RunFailedError: a rank failed, all waited for each other, or the run took more than 5 s.
     """
+    from simparallel.world.rank import get_rank
 
     own = deepcopy(list(inputs))
+    with _Ranks(len(inputs), transport="inline", echo=False) as ranks:
+        return ranks.run(lambda: call_answer(answer, *own[get_rank()]))
 
-    def call() -> Any:
-        from simparallel.world.rank import get_rank
 
-        return call_answer(answer, *own[get_rank()])
-
-    return launch(call, world_size=len(inputs), transport="inline", echo=False)
+def on_one_rank(run: Run) -> Run:
+    """Return `run`, executed by a rank, which is stopped after 5 s."""
+    return lambda answer: run_ranks(partial(run, answer), [()])[0]
 
 
 def by_rank(values: Iterable[Any]) -> dict[str, Any]:
@@ -225,7 +233,7 @@ def call_case(
             found[label] = form(call(*deepcopy(arguments)))
         return found
 
-    return Case(given, expected, run, judge)
+    return Case(given, expected, on_one_rank(run), judge)
 
 
 def ranks_case(given: Values, results: Iterable[Any], inputs: Sequence[tuple[Any, ...]]) -> Case:

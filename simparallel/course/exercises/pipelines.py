@@ -6,7 +6,16 @@ from collections.abc import Callable
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from simparallel.course.exercises.exercise import Case, Values, by_rank, call_answer, call_case, exercise, integers
+from simparallel.course.exercises.exercise import (
+    Case,
+    Values,
+    by_rank,
+    call_answer,
+    call_case,
+    exercise,
+    integers,
+    on_one_rank,
+)
 from simparallel.course.exercises.remarks import Remark
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline.schedule import pipeline_schedule
@@ -34,7 +43,7 @@ def lists_of_1f1b(ranks: int, microbatches: int) -> Case:
     def run(answer: Callable[..., Any]) -> Values:
         return by_rank(map(list, call_answer(answer, ranks, microbatches)))
 
-    return Case({"ranks": ranks, "micro-batches": microbatches}, lists, run, judge, draw)
+    return Case({"ranks": ranks, "micro-batches": microbatches}, lists, on_one_rank(run), judge, draw)
 
 
 @exercise(lesson=11, ranks=range(1, 7), share=(0.45, 0.22, 0.13, 0.07))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import ctypes
 import math
 import sys
@@ -43,62 +42,6 @@ class _Nested(RankLocal):
 
 
 _nested = _Nested()
-# Thread -> the watch over the ranks that it runs.
-_watches: dict[int, _ThreadWatch] = {}
-
-
-def call_within(call: Callable[[], Any], limit_s: float) -> Any:
-    """Return `call()`, run by a thread of its own that is interrupted after `limit_s`, with ranks that it runs inline.
-
-    Raises:
-        DeadlineError: the call did not return in time. Facts: `timeout_s`, `place` (the user's line), and whether its
-            thread, which Python could not interrupt, was `left_behind`.
-        What the call raises; KeyboardInterrupt, after the call was interrupted.
-    """
-    watched, context, ended = _Call(call, lambda: False), contextvars.copy_context(), threading.Event()
-    values: list[Any] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            values.append(context.run(watched))
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            ended.set()
-
-    def wait(limit_s: float) -> None:
-        since_s = time.monotonic()
-        while not ended.wait(LOOK_S):
-            late_s = time.monotonic() - since_s - limit_s
-            # A launch interrupts its ranks again by itself, and leaves one behind if it is interrupted twice.
-            if watched.has_ranks() and late_s > 0:
-                late_s *= 0.4
-            if watched.error is None and watched.is_debugged():
-                since_s = time.monotonic()
-            elif late_s > GIVE_UP_S:
-                if isinstance(watched.error, DeadlineError):
-                    watched.error.facts["left_behind"] = True
-                return
-            elif late_s >= 0:
-                place = watched.place()
-                watched.error = watched.error or DeadlineError(
-                    f"The call did not return after {limit_s:g} s; it was at {place}.",
-                    timeout_s=limit_s, place=place, left_behind=False,
-                )  # fmt: skip
-                watched.interrupt(late_s)
-
-    threading.Thread(target=work, name="call with a time limit", daemon=True).start()
-    try:
-        wait(limit_s)
-    except BaseException as error:
-        watched.error = watched.error or error
-        wait(0.0)
-        raise
-    # The call may have raised another error while it was interrupted.
-    if watched.error is not None or errors:
-        raise watched.error or errors[0]
-    return values[0]
 
 
 def run_threads(
@@ -110,6 +53,7 @@ def run_threads(
     medium: Medium = SHARED_MEMORY,
     segment: SharedSegment | None = None,
     recorder_type: type[Recorder] = Recorder,
+    limit_s: float = math.inf,
 ) -> list[Outcome]:
     """Run `call()` on ranks that are threads; return one outcome per rank that runs, in order.
 
@@ -124,6 +68,7 @@ def run_threads(
         medium: how the payloads of collectives travel.
         segment: the shared memory, which also determines the ranks that run; None makes one for all ranks.
         recorder_type: class of the ranks' recorders.
+        limit_s: seconds that the run may take; then the ranks are interrupted, with a DeadlineError.
 
     Raises:
         LaunchError: runs are nested too deep, see `preflight.check_depth`.
@@ -140,8 +85,7 @@ def run_threads(
         )
         for rank in segment.ranks
     ]
-    watch = _ThreadWatch(segment, turns, call, settings.timeout_s)
-    launcher = threading.get_ident()
+    watch = _ThreadWatch(segment, turns, call, settings.timeout_s, limit_s)
 
     communicators: dict[int, Communicator] = {}
 
@@ -172,10 +116,8 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
-        _watches[launcher] = watch
         watch.wait()
     finally:
-        _watches.pop(launcher, None)
         for turn in set(range(num_threads)) - watch.left_behind:
             threads[turn].join()
         if not watch.left_behind:
@@ -204,13 +146,16 @@ class _ThreadWatch:
         left_behind: turns whose threads still run although the run has ended.
     """
 
-    def __init__(self, segment: SharedSegment, turns: RoundRobin, call: Callable[[], Any], timeout_s: float) -> None:
+    def __init__(
+        self, segment: SharedSegment, turns: RoundRobin, call: Callable[[], Any], timeout_s: float, limit_s: float
+    ) -> None:
         num_threads = len(segment.ranks)
         self.outcomes = [Outcome(rank) for rank in segment.ranks]
         self.calls = [_Call(call, self._is_interrupted) for _ in range(num_threads)]
         self.left_behind: set[int] = set()
         self._segment, self._turns = segment, turns
         self._timeout_s = timeout_s if num_threads > 1 else math.inf
+        self._limit_s, self._since_s = limit_s, time.monotonic()
         self._ended = [threading.Event() for _ in range(num_threads)]
 
     def end(self, turn: int, outcome: Outcome) -> None:
@@ -244,28 +189,36 @@ class _ThreadWatch:
             while not ended.wait(LOOK_S):
                 look()
 
-    def running_thread(self) -> int | None:
-        """Return the thread of the rank whose turn it is; None if its call has ended."""
-        return self.calls[self._turns.running].running_thread()
-
     # --- a rank that holds up the others ------------------------------------------------------------
 
     def _look_at_the_time(self) -> None:
         turns, ranks = self._turns, self._segment.ranks
         # Read the turn before the time: one that begins in between is not late.
-        turn = turns.running
-        late_s = time.monotonic() - turns.since_s - self._timeout_s
+        turn, now_s = turns.running, time.monotonic()
+        over_s = now_s - self._since_s - self._limit_s
+        late_s = max(over_s, now_s - turns.since_s - self._timeout_s)
         if late_s < 0:
             return
         call, transport, rank = self.calls[turn], turns.transports[turn], ranks[turn]
-        # A rank may run as long as it likes if no other rank waits and none has failed, or if a person is stepping
-        # through it.
+        # A person is stepping through it.
+        if call.is_debugged():
+            self._since_s = now_s
+            return
+        # A rank may run as long as it likes if no other rank waits and none has failed.
         waiting, failed = (
             [r for r in ranks if r != rank and transport.state_of(r) == state] for state in (RUNNING, FAILED)
         )
-        if not (waiting or failed) or call.is_debugged():
+        if over_s < 0 and not (waiting or failed):
             return
-        if call.error is None:
+        if call.error is None and over_s >= 0:
+            place = call.place()
+            call.error = DeadlineError(
+                f"rank {rank} was at {place} when the run had taken {self._limit_s:g} s, its limit.",
+                missing=[rank],
+                timeout_s=self._limit_s,
+                place=place,
+            )
+        elif call.error is None:
             others = f"rank{'s' * (len(waiting) > 1)} {format_numbers(waiting)}"
             held_up = f"{others} cannot continue" if waiting else f"the failed rank {failed[0]} cannot be reported"
             call.error = DeadlineError(
@@ -363,25 +316,15 @@ class _Call:
             self._sent += 1
             _raise_in(thread, KeyboardInterrupt)
 
-    def has_ranks(self) -> bool:
-        """Return whether the call runs ranks inline at the moment."""
-        return self._thread in _watches
-
     def place(self) -> str:
         """Return the user's line that is running."""
-        return user_place(self.running_thread())
-
-    def running_thread(self) -> int | None:
-        """Return the thread of the call, or that of the running rank if the call runs ranks inline."""
-        thread = self._thread
-        watch = None if thread is None else _watches.get(thread)
-        return thread if watch is None else watch.running_thread()
+        return user_place(self._thread)
 
     def is_debugged(self) -> bool:
         """Return whether a debugger is in the thread: then time limits do not apply."""
         return any(
             frame.f_trace is not None or frame.f_globals.get("__name__", "").split(".")[0] in _DEBUGGERS
-            for frame in frames_of(self.running_thread())
+            for frame in frames_of(self._thread)
         )
 
 

@@ -22,7 +22,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel import exercises
 from simparallel.course.exercises import remarks
-from simparallel.course.exercises.exercise import EXERCISES, as_array, difference
+from simparallel.course.exercises.exercise import EXERCISES, _Ranks, as_array, difference
 from simparallel.course.exercises.remarks import CHINESE, Remark, translated
 from simparallel.errors import InputError, UnknownNameError
 
@@ -142,7 +142,8 @@ def all_end(known: set[threading.Thread]) -> bool:
 
 @pytest.fixture
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[exercises.check.__module__], "LIMIT_S", 0.3)
+    monkeypatch.setattr(_Ranks, "limit_s", 0.3)
+    monkeypatch.setattr(sys.modules[exercises.check.__module__], "COUNT_S", 0.3)
 
 
 @pytest.mark.parametrize("name", BOTH)
