@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
-from simparallel.view.style import RED, SKY, literal
+from simparallel.view.style import RED, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 Row = tuple[str, Sequence[str]]
 _MAX_ROWS, _MAX_CELLS = 16, 16
+# Letters of 8.5 points that fit into the cells of a row.
+_LETTERS = 70
+LIGHT = "#B3DDF5"  # SKY, lighter: black text on it is legible in light and dark pictures
 
 
 def plot_cells(
@@ -72,25 +76,26 @@ def _draw_rows(ax: Any, rows: Sequence[Row], width: int, marked: set[tuple[str, 
 
     ax.set(xlim=(-0.35 * width, width), ylim=(max(1, len(rows)), 0))
     ax.axis("off")
+    missing = "missing" if width * len("missing") <= _LETTERS else "–"
     for y, (label, cells) in enumerate(rows):
         ax.text(-0.1, y + 0.5, printable(label), ha="right", va="center", fontsize=9, parse_math=False)
-        count = max([len(cells), *(i + 1 for name, i in marked if name == label)])
-        for x in range(min(count, _MAX_CELLS)):
-            wrong = (label, x) in marked
-            # Hatches mark a wrong cell for readers who do not see colours.
-            look: dict[str, Any] = (
-                {"facecolor": "white", "edgecolor": RED, "hatch": "////", "linewidth": 1.8}
-                if wrong
-                else {"facecolor": SKY, "edgecolor": "none"}
-            )
-            ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, alpha=None if wrong else 0.45, **look))
-            text = cells[x] if x < len(cells) else "missing"
-            if wrong:
-                # The hatches are a frame: text on them is not legible.
-                ax.add_patch(Rectangle((x + 0.1, y + 0.18), 0.8, 0.64, facecolor="white", edgecolor="none"))
-            # The table is 9 inches of 72 points wide; a letter is 0.62 of the font's size.
-            size = min(9.0, 0.8 * 9 * 72 / (1.35 * width) / (0.62 * max(1, len(text))))
+        count = min(max([len(cells), *(i + 1 for name, i in marked if name == label)]), _MAX_CELLS)
+        texts = [cells[x] if x < len(cells) else missing for x in range(count)]
+        # A row of few long texts has wide cells.
+        longest = max(map(len, texts), default=0)
+        span = max(1, min(width // max(1, count), ceil(longest * width / _LETTERS)))
+        for x, text in enumerate(texts):
+            left, right = x * span + 0.04, (x + 1) * span - 0.04
+            look: dict[str, Any] = {"facecolor": LIGHT}
+            if (label, x) in marked:
+                # Hatches mark a wrong cell for readers who do not see colours. They are a frame: text on them is not
+                # legible.
+                look = {"facecolor": "white", "edgecolor": RED, "hatch": "////", "linewidth": 1.8}
+                inner = Rectangle((left + 0.05, y + 0.16), right - left - 0.1, 0.68, facecolor="white", zorder=1.5)
+                ax.add_patch(inner)
+            ax.add_patch(Rectangle((left, y + 0.06), right - left, 0.88, **look))
+            size = min(8.5, 8.5 * span * _LETTERS / (width * max(1, len(text))))
             ax.text(
-                x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=size, color="black",
-                fontweight="bold" if wrong else "normal", parse_math=False,
+                x * span + span / 2, y + 0.5, text, ha="center", va="center", fontsize=size, color="black",
+                parse_math=False,
             )  # fmt: skip
