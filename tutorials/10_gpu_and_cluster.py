@@ -272,9 +272,9 @@ except (InputError, DeviceMismatchError) as error:
     print(error)
 
 # %% [markdown]
-# On the device of the model. Without a GPU the script stops at the move: a run that silently used the CPU instead would
-# be slow, and nobody would know why. With a GPU the last line is a frequent mistake in a program that moves to one: an
-# array was left in host memory, and the error says which.
+# On the device of the model. Without a GPU the script runs on a simulated device, with the same numbers, and a note
+# says so: otherwise the run would be slow, and nobody would know why. With a GPU the last line is a frequent mistake
+# in a program that moves to one: an array was left in host memory, and the error says which.
 #
 # ## A program of PyTorch
 #

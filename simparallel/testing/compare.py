@@ -7,6 +7,7 @@ slice of the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -122,6 +123,23 @@ def first_difference(
             if found is not None:
                 return found
     return None
+
+
+def first_layer(
+    one: Mapping[str, np.ndarray], ranks: Sequence[Mapping[str, np.ndarray]], tolerance: Tolerance
+) -> str | None:
+    """Return the first layer whose output differs, and that of each layer around it; None if there is none.
+
+    Outputs of another shape, such as those of layers that are cut, are not compared.
+    """
+    differs = {}
+    for name, whole in one.items():
+        held = {rank: outputs[name] for rank, outputs in enumerate(ranks) if name in outputs}
+        found = _difference((None, "", name), whole, held, len(ranks), tolerance, None) if held else None
+        if found is None or found.at is not None:
+            differs[name] = found is not None
+    parents = {name: accumulate(name.split("."), "{}.{}".format) for name in differs}
+    return next((name for name in differs if all(differs.get(parent, True) for parent in parents[name])), None)
 
 
 def _names(record: Record, key: Key) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import ceil
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
+from simparallel.errors import SimParallelError
 from simparallel.view.style import RED, literal
 
 if TYPE_CHECKING:
@@ -31,13 +33,11 @@ def plot_cells(
     Args:
         blocks: title -> rows, each a label and the texts of its cells; at most 16 rows and 16 cells are drawn.
         title: text above the picture.
-        draw: draws the last block into axes of its own, in place of cells.
+        draw: draws the last block into axes of its own, in place of cells; if it raises a SimParallelError, cells are
+            drawn.
 
     Returns:
         The matplotlib Figure.
-
-    Raises:
-        What `draw` raises; no figure is left open.
     """
     import matplotlib.pyplot as plt
 
@@ -61,12 +61,11 @@ def plot_cells(
     for ax, (name, rows) in zip(axes[:, 0], shown.items(), strict=True):
         ax.set_title(literal(name), loc="left", fontsize=11, fontweight="bold")
         if draw and name == name_of_last:
-            try:
+            with suppress(SimParallelError):
                 draw(ax)
-            except Exception:
-                plt.close(figure)
-                raise
-            continue
+                continue
+            ax.clear()
+            ax.set_title(literal(name), loc="left", fontsize=11, fontweight="bold")
         _draw_rows(ax, rows, width, marked if name == name_of_last else set())
     return figure
 

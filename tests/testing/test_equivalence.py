@@ -253,6 +253,33 @@ def test_gradients_of_a_parallel_layer(mistake):
         assert type(caught.value.__cause__) is AssertionError
 
 
+class Block(nn.Module):
+    def __init__(self, column=nn.Linear, row=nn.Linear):
+        super().__init__()
+        self.first, self.second = column(4, 6), row(6, 2)
+
+    def forward(self, x):
+        return self.second(self.first(x) ** 2)
+
+
+@pytest.mark.parametrize("kinds", [(), (ColumnParallel, RowParallel)], ids=["whole", "cut"])
+@pytest.mark.parametrize("place", ["0.first", "0.second", "1", ""])
+def test_layer_is_named(place, kinds):
+    """The layer whose output is wrong on ranks; none if the mistake is outside of all layers."""
+
+    def parallel(is_wrong=True):
+        model = nn.Sequential(Block(*kinds), nn.Linear(2, 2))
+        dict(model.named_modules())[place].register_forward_hook(lambda module, x, y: y + float(is_wrong))
+        return model
+
+    check = partial(assert_equivalent, nn.Sequential(Block(), nn.Linear(2, 2)), (3, 4), world_size=2)
+    check(parallel=partial(parallel, False))
+    with pytest.raises(NotEquivalentError) as caught:
+        check(parallel=parallel)
+    _, _, told = str(caught.value).partition(" The first layer whose output differs is ")
+    assert told == (f"{place!r}." if place else "")
+
+
 # --- whole programs ---------------------------------------------------------------------------------------
 
 

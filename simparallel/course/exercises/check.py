@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from simparallel.base.names import find
 from simparallel.course.exercises.exercise import EXERCISES, Case, Exercise, NoResultError, Values, rows, show
 from simparallel.course.exercises.remarks import Remark, language_of, translated
-from simparallel.errors import DeadlineError, InputError, RunFailedError, SimParallelError
+from simparallel.errors import DeadlineError, InputError, RunFailedError
 from simparallel.view import plot_cells
 
 if TYPE_CHECKING:
@@ -65,10 +65,7 @@ class Verdict:
         cells = {title: [(label, list(map(show, row))) for label, row in block] for title, block in blocks.items()}
         # `check` has printed the text.
         title = f"{self.name}, {_chosen(self.parameters)}"
-        # A wrong result may be one that `case.draw` refuses.
-        with suppress(SimParallelError):
-            return plot_cells(cells, title=title, draw=_drawing(self.case, self.found))
-        return plot_cells(cells, title=title)
+        return plot_cells(cells, title=title, draw=_drawing(self.case, self.found))
 
 
 def _chosen(parameters: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
-from simparallel.course.exercises.exercise import Case, Values, by_rank, call_answer, call_case, exercise, on_one_rank
+from simparallel.course.exercises.exercise import Case, Values, by_rank, call_case, exercise
 from simparallel.course.exercises.remarks import Remark
 
 _SLOTS = ((1,), (2,), (1, 1), (2, 2), (1, 3), (3, 1, 2), (4, 4, 4))
@@ -30,11 +30,12 @@ def ranks_of_node(slots: tuple[int, ...], form: str) -> Case:
         return None
 
     text = "\n".join(lines) + "\n"
-    return Case(
+    return call_case(
         {"lines": lines},
         hosts,
-        on_one_rank(lambda answer: {host: list(ranks) for host, ranks in call_answer(answer, text).items()}),
         judge,
+        calls=[(text,)],
+        form=lambda found: {h: list(ranks) for h, ranks in found.items()},
     )
 
 

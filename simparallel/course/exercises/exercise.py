@@ -213,12 +213,13 @@ def call_case(
     *,
     calls: Iterable[tuple[Any, ...]] | None = None,
     form: Callable[[Any], Any] = lambda result: result,
+    draw: Callable[[Values, Axes], None] | None = None,
 ) -> Case:
     """Return a case of an answer that is called here, once or several times.
 
     Args:
-        given, judge: as for `Case`.
-        expected: the right result of each call, by label.
+        given, judge, draw: as for `Case`.
+        expected: the right result of each call, by label; for a single call, `form` may return results by label.
         calls: the arguments of each call, which are copied for each run; None for a single one with the values of
             `given`.
         form: turns the result of a call into one to compare.
@@ -227,13 +228,13 @@ def call_case(
 
     def run(answer: Callable[..., Any]) -> Values:
         found = {}
-        for (label, right), arguments in zip(expected.items(), each, strict=True):
+        for (label, right), arguments in zip(expected.items(), each, strict=False):
             # None is the right result of some cases.
             call = answer if right is None else partial(call_answer, answer)
             found[label] = form(call(*deepcopy(arguments)))
-        return found
+        return result if len(each) == 1 and isinstance(result := found[label], Mapping) else found
 
-    return Case(given, expected, on_one_rank(run), judge)
+    return Case(given, expected, on_one_rank(run), judge, draw)
 
 
 def ranks_case(given: Values, results: Iterable[Any], inputs: Sequence[tuple[Any, ...]]) -> Case:

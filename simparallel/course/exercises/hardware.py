@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-from simparallel.course.exercises.exercise import Case, Values, call_answer, call_case, exercise, integers, on_one_rank
+from simparallel.course.exercises.exercise import Case, Values, call_case, exercise, integers
 from simparallel.course.exercises.remarks import Remark
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 
@@ -24,12 +22,8 @@ def step_time(layers: int, seed: int, slowness: int) -> Case:
         computed += work
         sent = max(computed, sent) + communication
     expected = {"time of the step": sent, "exposed communication": sent - computed}
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return dict(zip(expected, call_answer(answer, forward, list(backward), list(all_reduce)), strict=True))
-
     given = {"forward": forward, "backward": backward, "all_reduce": all_reduce}
-    return Case(given, expected, on_one_rank(run))
+    return call_case(given, expected, form=lambda times: dict(zip(expected, times, strict=True)))
 
 
 @exercise(lesson=6, ranks=(2, 3, 4, 5, 8, 9, 64), size_bytes=(8, 10**4, 10**6, 10**7, 10**9), latency_us=(1, 100))

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from simparallel.course.exercises.exercise import (
-    Case,
-    Values,
-    by_rank,
-    call_answer,
-    call_case,
-    exercise,
-    integers,
-    on_one_rank,
-)
+from simparallel.course.exercises.exercise import Case, Values, by_rank, call_case, exercise, integers
 from simparallel.course.exercises.remarks import Remark
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline.schedule import pipeline_schedule
@@ -39,11 +29,8 @@ def lists_of_1f1b(ranks: int, microbatches: int) -> Case:
         plot_schedule(schedule.with_actions(list(found.values())), ax)
 
     lists = by_rank([str(action) for action in row] for row in schedule.actions)
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return by_rank(map(list, call_answer(answer, ranks, microbatches)))
-
-    return Case({"ranks": ranks, "micro-batches": microbatches}, lists, on_one_rank(run), judge, draw)
+    given = {"ranks": ranks, "micro-batches": microbatches}
+    return call_case(given, lists, judge, form=lambda rows: by_rank(map(list, rows)), draw=draw)
 
 
 @exercise(lesson=11, ranks=range(1, 7), share=(0.45, 0.22, 0.13, 0.07))
