@@ -191,7 +191,8 @@ def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> 
     """
     from simparallel.world.rank import get_rank
 
-    own = deepcopy(list(inputs))
+    # One by one: no rank sees what another one does to an array that all get.
+    own = [deepcopy(each) for each in inputs]
     with _Ranks(len(inputs), transport="inline", echo=False) as ranks:
         return ranks.run(lambda: call_answer(answer, *own[get_rank()]))
 

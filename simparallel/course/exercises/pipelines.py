@@ -30,7 +30,7 @@ def lists_of_1f1b(ranks: int, microbatches: int) -> Case:
 
     lists = by_rank([str(action) for action in row] for row in schedule.actions)
     given = {"ranks": ranks, "micro-batches": microbatches}
-    return call_case(given, lists, judge, form=lambda rows: by_rank(map(list, rows)), draw=draw)
+    return call_case(given, lists, judge, form=lambda rows: by_rank(list(map(str, row)) for row in rows), draw=draw)
 
 
 @exercise(lesson=11, ranks=range(1, 7), share=(0.45, 0.22, 0.13, 0.07))

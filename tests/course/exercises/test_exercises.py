@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -194,31 +196,71 @@ def test_answers_without_a_result(name: str) -> None:
     plt.close("all")
 
 
+HOSTILE: dict[str, Callable[..., Any]] = {
+    "exits": lambda *_: sys.exit(3),
+    "raises": lambda *_: 1 / 0,
+    "text": lambda *_: "?",
+    "object": lambda *_: object(),
+    "nan": lambda *_: float("nan"),
+    "nan in a list": lambda *_: [float("nan")] * 2,
+    "another shape": lambda *_: np.zeros((1, 2, 3, 4, 5)),
+    "nothing": lambda *_: [],
+    "endless generator": lambda *_: (0 for _ in repeat(None)),
+    "a class": lambda *_: int,
+}
+
+
 @pytest.mark.matrices
 @pytest.mark.parametrize("name", exercises.names())
-@pytest.mark.parametrize("answer", [lambda *_: sys.exit(3), lambda *_: 1 / 0, lambda *_: "?", lambda *_: object()])
-def test_answers_that_raise_exit_or_return_anything(name: str, answer: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_answers(name: str, hostile: str, short_limit: None) -> None:
     """They are wrong answers, and the check itself does not fail; it draws one picture."""
     plt.close("all")
-    verdict = exercises.check(name, answer)
+    verdict = exercises.check(name, HOSTILE[hostile])
+    # These ask for an effect, and for what may be true or false.
     assert name in ("accepts_mean", "accumulate") or not verdict
     assert verdict or len(plt.get_fignums()) == 1
     plt.close("all")
 
 
+@pytest.mark.matrices
+@pytest.mark.parametrize("name", exercises.names())
+def test_endless_loop_is_stopped_in_each_exercise(name: str, short_limit: None) -> None:
+    verdict = exercises.check(name, endless)
+    assert "stopped after 0.3 s" in verdict.text
+    assert verdict.num_passed is None
+    plt.close("all")
+
+
 @pytest.mark.parametrize("name", BOTH)
+@pytest.mark.matrices
+def test_answer_that_prints_a_million_lines(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def prints(*_: Any) -> Any:
+        print("noise\n" * 10**6)
+
+    verdict = exercises.check(name, prints)
+    assert "returned None" in verdict.text
+    assert capfd.readouterr().out.count("noise") == 10**6
+    plt.close("all")
+
+
+@pytest.mark.parametrize("name", exercises.names())
 def test_answer_may_change_its_arguments(name: str) -> None:
+    """Each call gets arguments of its own; so a right answer that does it stays right."""
     right = solution(name)
 
     def changes(*arguments: Any) -> Any:
-        result = right(*arguments)
+        result = deepcopy(right(*arguments))
         for argument in arguments:
             if isinstance(argument, np.ndarray):
-                argument[...] = np.nan
+                argument[...] = -1
+            elif isinstance(argument, (list, dict)):
+                argument.clear()
         return result
 
-    assert exercises.check(name, changes)
-    assert exercises.check(name, right)
+    for _ in range(2):
+        verdict = exercises.check(name, changes)
+        assert verdict, verdict.text
 
 
 def test_output_is_shown_up_to_the_case_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
