@@ -450,8 +450,10 @@ except RunFailedError as error:
 # Predict first: which ranks of the second test have a section?
 
 # %%
-Path("conftest.py").write_text('pytest_plugins = ["pytest_simparallel"]\n')  # needed only if it is not installed
-Path("test_mine.py").write_text("""
+folder = Path("runs", "09_testing")
+folder.mkdir(parents=True, exist_ok=True)
+Path(folder, "conftest.py").write_text('pytest_plugins = ["pytest_simparallel"]\n')  # only if it is not installed
+Path(folder, "test_mine.py").write_text("""
 import numpy as np
 import pytest
 
@@ -470,8 +472,8 @@ def test_slices():
     assert len(own) == 2, f"a slice of {len(own)}"
 """)
 command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "test_mine.py"]
-report = subprocess.run(command, capture_output=True, text=True).stdout
-print(report.replace(f"{Path.cwd()}/", ""))
+report = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+print(report.replace(f"{folder.absolute()}/", ""))
 assert "1 failed, 2 passed" in report
 
 # %% [markdown]

@@ -6,8 +6,8 @@
 # parallelism (lesson 3), and layouts (lesson 4) for the section on checkpoints. No GPU and no MPI are needed: where
 # something is missing, the cell says so.
 #
-# Run it: `python tutorials/10_gpu_and_cluster.py`, or open it as a notebook. Pictures also go into the folder
-# `pictures`, and scripts and logs into the working directory.
+# Run it: `python tutorials/10_gpu_and_cluster.py`, or open it as a notebook. Scripts, logs and pictures go into the
+# folder `runs/10_gpu_and_cluster`.
 #
 # First the result: a script, and one command that runs it on four ranks.
 
@@ -28,6 +28,8 @@ import numpy as np
 import simparallel as sp
 from simparallel.errors import ClusterError, DeviceMismatchError, InputError
 
+os.makedirs("runs/10_gpu_and_cluster", exist_ok=True)
+os.chdir("runs/10_gpu_and_cluster")
 Path("train.py").write_text("""
 import simparallel as sp
 
@@ -270,9 +272,9 @@ except (InputError, DeviceMismatchError) as error:
     print(error)
 
 # %% [markdown]
-# On the device of the model. Without a GPU the script stops at the move: a run that silently used the CPU instead would
-# be slow, and nobody would know why. With a GPU the last line is a frequent mistake in a program that moves to one: an
-# array was left in host memory, and the error says which.
+# On the device of the model. Without a GPU the script runs on a simulated device, with the same numbers, and a note
+# says so: otherwise the run would be slow, and nobody would know why. With a GPU the last line is a frequent mistake
+# in a program that moves to one: an array was left in host memory, and the error says which.
 #
 # ## A program of PyTorch
 #

@@ -59,6 +59,10 @@ _COMMENTS = {
 _KEPT = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOTE = re.compile(r'#[^\n]*|""".*?"""', re.DOTALL)
+# A line break inside a paragraph of Chinese: beside full-width punctuation, or between two Chinese characters.
+_WIDE = "\u3000-\u303f\uff00-\uffef”"
+_BREAK = re.compile(r"(\S)(\**)\n *(?![-*+] |[|#>\n]|```|\d+\. )(\**)(\S)")
+_GAP = re.compile(rf"[{_WIDE}].|.[{_WIDE}]|[\u4e00-\u9fff]{{2}}")
 _BEFORE_DOCSTRING = (None, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 
@@ -86,6 +90,11 @@ def read(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def joined(text: str) -> str:
+    """Return a Chinese text without the line breaks that a browser would show as a space inside of a sentence."""
+    return _BREAK.sub(lambda m: m[0] if not _GAP.match(m[1] + m[4]) else "".join(m.groups()), text)
+
+
 def _translate(cells: list[nbformat.NotebookNode], text: str, files: str) -> None:
     """Put the text of a Chinese lesson into the cells of the English one."""
     parts = [(("markdown", "code")[i % 2], part.strip()) for i, part in enumerate(_BLOCK.split(text))]
@@ -95,7 +104,7 @@ def _translate(cells: list[nbformat.NotebookNode], text: str, files: str) -> Non
         where = f"{files} differ in cell {number}"
         if our[0] != their[0]:
             raise ValueError(f"{where}.\n  English: {our[0]} {_line(our[1])}\n  Chinese: {their[0]} {_line(their[1])}")
-        cells[number].source = their[1] if our[0] == "markdown" else _translated(our[1], their[1], where)
+        cells[number].source = joined(their[1]) if our[0] == "markdown" else _translated(our[1], their[1], where)
 
 
 def _translated(code: str, block: str, where: str) -> str:

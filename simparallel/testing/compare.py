@@ -7,6 +7,7 @@ slice of the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ RESULT = "result"  # the phase of the results of a whole program
 # By itemsize: tolerances relative to the largest number of an array, and absolute.
 RTOL = {2: 1e-2, 4: 1e-4, 8: 1e-9}
 ATOL = {2: 1e-3, 4: 1e-6, 8: 1e-12}
+# Different numbers that show a factor or a permutation.
+_MIN_NUMBERS = 4
 
 
 class Tolerance(NamedTuple):
@@ -120,6 +123,23 @@ def first_difference(
             if found is not None:
                 return found
     return None
+
+
+def first_layer(
+    one: Mapping[str, np.ndarray], ranks: Sequence[Mapping[str, np.ndarray]], tolerance: Tolerance
+) -> str | None:
+    """Return the first layer whose output differs, and that of each layer around it; None if there is none.
+
+    Outputs of another shape, such as those of layers that are cut, are not compared.
+    """
+    differs = {}
+    for name, whole in one.items():
+        held = {rank: outputs[name] for rank, outputs in enumerate(ranks) if name in outputs}
+        found = _difference((None, "", name), whole, held, len(ranks), tolerance, None) if held else None
+        if found is None or found.at is not None:
+            differs[name] = found is not None
+    parents = {name: accumulate(name.split("."), "{}.{}".format) for name in differs}
+    return next((name for name in differs if all(differs.get(parent, True) for parent in parents[name])), None)
 
 
 def _names(record: Record, key: Key) -> str:
@@ -239,11 +259,11 @@ def _describe(
         ratios = (flat / right)[bad & (right != 0)]
     others = "" if len(wrong) == len(held) else f" on {format_ranks(list(wrong))} of {len(held)}"
     told = f" {bad.sum()} of {bad.size} numbers differ{others}, by up to {largest:.3g}"
-    if (
-        ratios.size > 1
-        and ratios.size == bad.sum()
-        and isfinite(ratios[0])
-        and np.allclose(ratios, ratios[0], rtol=1e-3)
-    ):
+    # Fewer different numbers have a common factor, or one order, by chance.
+    is_telling = len(np.unique(right[bad])) >= _MIN_NUMBERS
+    limit = tolerance.of(*held.values(), *expected.values())
+    if is_telling and ratios.size == bad.sum() and isfinite(ratios[0]) and np.allclose(ratios, ratios[0], rtol=1e-3):
         told += f"; each is {ratios[0]:.4g} times the value of one device"
+    elif is_telling and np.allclose(np.sort(flat), np.sort(right), rtol=0, atol=limit, equal_nan=True):
+        told += "; they are the same values as on one device, in another order"
     return told + "."

@@ -18,9 +18,9 @@ from simparallel.errors import InputError, NotEquivalentError, RunFailedError
 from simparallel.nn import Module
 from simparallel.optim import Optimizer
 from simparallel.parallel.operator.auto import MODES
-from simparallel.testing.compare import RESULT, Record, Slices, Tolerance, case_text, first_difference
+from simparallel.testing.compare import RESULT, Record, Slices, Tolerance, case_text, first_difference, first_layer
 from simparallel.testing.ranks import Ranks
-from simparallel.testing.training import OPTIONAL, TrainingRun, arrays_of, is_shape, momentum
+from simparallel.testing.training import LAYERS, LOSS, OPTIONAL, OUTPUT, TrainingRun, arrays_of, is_shape, momentum
 
 
 def assert_equivalent(
@@ -156,8 +156,11 @@ def _check_training(
         if isinstance(error.__cause__, NotEquivalentError):
             raise _with_case(error.__cause__, world_size, case) from None
         raise
+    layers = [record.pop(LAYERS) for record in (one, *records)]
     found = first_difference(one, records, tolerance, slices, OPTIONAL)
     if found is not None:
+        if found.key[:2] in ((0, OUTPUT), (0, LOSS)) and (layer := first_layer(layers[0], layers[1:], tolerance)):
+            found = found._replace(told=f"{found.told} The first layer whose output differs is {layer!r}.")
         raise found.error(world_size, case)
 
 

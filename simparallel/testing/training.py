@@ -27,6 +27,8 @@ from simparallel.testing.compare import Key, Mismatch, Record, Slices, expected_
 OUTPUT, LOSS, GRADIENT, PARAMETER, STATE, BUFFER = (
     "output", "loss", "gradient", "parameter", "optimizer state", "buffer",
 )  # fmt: skip
+# Of the first step: name of a layer -> its output, where it has no Layout.
+LAYERS: Key = (None, "outputs of layers", "")
 INITIAL, INPUT_GRADIENT, EVALUATION = "initial value", "gradient of input", "output in evaluation"
 # Not always recorded: parameters may have no data at first, a pipeline step returns no output, and `AutoParallel` lays
 # out the inputs itself.
@@ -86,6 +88,7 @@ class TrainingRun:
             record |= {(step, PARAMETER, name): _whole(p) for name, p in way.parameters().items()}
             record |= _state(step, optimizer, way.parameters())
             record |= {(step, BUFFER, name): _whole(x) for name, x in way.model.named_buffers()}
+        record[LAYERS] = way.layers
         way.model.eval()
         with no_grad():
             record[None, EVALUATION, ""] = _whole(way.predict())
@@ -169,6 +172,7 @@ class _Plain:
         self.callable: Callable[..., Any] = model
         self.labels = training.inputs[-1] if training.loss_fn is not None else None
         self.inputs = [_leaf(x) for x in training.arguments]
+        self.layers: dict[str, np.ndarray] = {}
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -178,8 +182,15 @@ class _Plain:
         for x in self.inputs:
             if isinstance(x, Tensor):
                 x.grad = None
+        hooks = [
+            layer.register_forward_hook(partial(self._keep, name))
+            for name, layer in self.model.named_modules()
+            if name and not self.layers
+        ]
         with implicit_replication():  # of the batch, beside weights that are cut
             output = self.callable(*self.inputs)
+            for hook in hooks:
+                hook.remove()
             loss = self.training.loss(output, self.labels)
             loss.backward()
         total, is_slice = _whole(loss), self.training.loss_fn is None and output.shape != ()
@@ -191,6 +202,10 @@ class _Plain:
             for i, x in enumerate(self.inputs)
             if isinstance(x, Tensor) and x.requires_grad
         }
+
+    def _keep(self, name: str, module: Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.layout is None:
+            self.layers.setdefault(name, _whole(output))
 
     def input_gradient(self, x: Tensor) -> Any:
         return _whole(x.grad)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from math import ceil
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
-from simparallel.view.style import RED, SKY, literal
+from simparallel.errors import SimParallelError
+from simparallel.view.style import RED, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 Row = tuple[str, Sequence[str]]
 _MAX_ROWS, _MAX_CELLS = 16, 16
+# Letters of 8.5 points that fit into the cells of a row.
+_LETTERS = 70
+LIGHT = "#B3DDF5"  # SKY, lighter: black text on it is legible in light and dark pictures
 
 
 def plot_cells(
@@ -27,7 +33,8 @@ def plot_cells(
     Args:
         blocks: title -> rows, each a label and the texts of its cells; at most 16 rows and 16 cells are drawn.
         title: text above the picture.
-        draw: draws the last block into axes of its own, in place of cells.
+        draw: draws the last block into axes of its own, in place of cells; if it raises a SimParallelError, cells are
+            drawn.
 
     Returns:
         The matplotlib Figure.
@@ -54,8 +61,11 @@ def plot_cells(
     for ax, (name, rows) in zip(axes[:, 0], shown.items(), strict=True):
         ax.set_title(literal(name), loc="left", fontsize=11, fontweight="bold")
         if draw and name == name_of_last:
-            draw(ax)
-            continue
+            with suppress(SimParallelError):
+                draw(ax)
+                continue
+            ax.clear()
+            ax.set_title(literal(name), loc="left", fontsize=11, fontweight="bold")
         _draw_rows(ax, rows, width, marked if name == name_of_last else set())
     return figure
 
@@ -65,21 +75,26 @@ def _draw_rows(ax: Any, rows: Sequence[Row], width: int, marked: set[tuple[str, 
 
     ax.set(xlim=(-0.35 * width, width), ylim=(max(1, len(rows)), 0))
     ax.axis("off")
+    missing = "missing" if width * len("missing") <= _LETTERS else "–"
     for y, (label, cells) in enumerate(rows):
         ax.text(-0.1, y + 0.5, printable(label), ha="right", va="center", fontsize=9, parse_math=False)
-        count = max([len(cells), *(i + 1 for name, i in marked if name == label)])
-        for x in range(min(count, _MAX_CELLS)):
-            wrong = (label, x) in marked
-            # Hatches mark a wrong cell for readers who do not see colours.
-            look: dict[str, Any] = (
-                {"facecolor": "white", "edgecolor": RED, "hatch": "////", "linewidth": 1.8}
-                if wrong
-                else {"facecolor": SKY, "edgecolor": "none"}
-            )
-            ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, alpha=None if wrong else 0.45, **look))
-            text = cells[x] if x < len(cells) else "missing"
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if wrong else None
+        count = min(max([len(cells), *(i + 1 for name, i in marked if name == label)]), _MAX_CELLS)
+        texts = [cells[x] if x < len(cells) else missing for x in range(count)]
+        # A row of few long texts has wide cells.
+        longest = max(map(len, texts), default=0)
+        span = max(1, min(width // max(1, count), ceil(longest * width / _LETTERS)))
+        for x, text in enumerate(texts):
+            left, right = x * span + 0.04, (x + 1) * span - 0.04
+            look: dict[str, Any] = {"facecolor": LIGHT}
+            if (label, x) in marked:
+                # Hatches mark a wrong cell for readers who do not see colours. They are a frame: text on them is not
+                # legible.
+                look = {"facecolor": "white", "edgecolor": RED, "hatch": "////", "linewidth": 1.8}
+                inner = Rectangle((left + 0.05, y + 0.16), right - left - 0.1, 0.68, facecolor="white", zorder=1.5)
+                ax.add_patch(inner)
+            ax.add_patch(Rectangle((left, y + 0.06), right - left, 0.88, **look))
+            size = min(8.5, 8.5 * span * _LETTERS / (width * max(1, len(text))))
             ax.text(
-                x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8 if len(text) < 9 else 6, bbox=box,
-                color=RED if wrong else "black", parse_math=False,
+                x * span + span / 2, y + 0.5, text, ha="center", va="center", fontsize=size, color="black",
+                parse_math=False,
             )  # fmt: skip

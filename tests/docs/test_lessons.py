@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import runpy
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -54,9 +55,15 @@ def checks_of(name: str) -> list[str]:
 @pytest.mark.process
 @pytest.mark.parametrize("name", [name for name in ENGLISH if name != "11_pipelines"])  # which has a test of its own
 def test_lesson(tmp_path: Path, name: str) -> None:
-    """It runs to its end, which asserts the numbers of its text, draws pictures, and leaves its exercises to do."""
+    """It runs to its end, which asserts the numbers of its text, draws pictures, and leaves its exercises to do.
+
+    In a checkout it leaves only files that git ignores.
+    """
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / ".git" / "info" / "exclude").write_text(f"{(ROOT / '.gitignore').read_text()}\nfontlist-*.json\n")
     said = run_lesson(tmp_path, name)
-    assert len(list((tmp_path / "pictures").rglob("*.png"))) >= 4
+    assert len(list(tmp_path.rglob("pictures/**/*.png"))) >= 4
+    assert subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, capture_output=True, check=True).stdout == b""
     for exercise in checks_of(name):
         assert f"{exercise}: not written yet" in said
 
@@ -147,6 +154,53 @@ def test_notebook_is_its_source(name: str) -> None:
     assert not [output for output in outputs if output.output_type == "error"]
     shown = len(re.findall(r"^ *show\(", text_of(name), re.MULTILINE))
     assert sum("image/png" in output.get("data", {}) for output in outputs) == shown >= 4
+
+
+# --- the text in Chinese ----------------------------------------------------------------------------
+
+CHINESE_PAGES = [ROOT / "docs" / "index_zh.md", *(LESSONS[f"{name}_zh"] for name in ENGLISH)]
+ITALICS = re.compile(r"(?<![*A-Za-z0-9_`])\*[^*\s`][^*\n`]*[\u4e00-\u9fff][^*\n`]*\*(?!\*)")
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("先发送，\n再接收。\n结束", "先发送，再接收。结束"),
+        ("每一\n  步", "每一步"),
+        ("数据\n**并行**", "数据**并行**"),
+        ("**屏障。**\n它", "**屏障。**它"),
+        ("有 8\n个", "有 8\n个"),
+        ("调用\n`send`", "调用\n`send`"),
+        ("有两种：\n- 环\n- 树", "有两种：\n- 环\n- 树"),
+        ("先发送，\n1. 再接收", "先发送，\n1. 再接收"),
+        ("第一段。\n\n第二段。", "第一段。\n\n第二段。"),
+    ],
+)
+def test_lines_of_a_chinese_paragraph_are_joined(text: str, expected: str) -> None:
+    assert BUILD["joined"](text) == expected
+
+
+def test_page_in_chinese_has_no_gaps() -> None:
+    text = prose(CHINESE_PAGES[0].read_text())
+    assert BUILD["joined"](text) == text
+
+
+@pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.stem)
+def test_chinese_words(page: Path) -> None:
+    """Emphasis is bold, because slanted characters touch the next one, and terms are those of the field."""
+    text = page.read_text()
+    assert ITALICS.findall("这是*部分和*，**结果**，`a * b` 和 2 * 3，以及*切分*") == ["*部分和*", "*切分*"]
+    assert ITALICS.findall(prose(text)) == []
+    assert re.findall("步子|二进制位完全|完全相同的二进制位|替身|楼层图|提前停止|比特", prose(text)) == []
+
+
+def test_page_in_chinese_leads_to_lessons_in_chinese() -> None:
+    text = CHINESE_PAGES[0].read_text()
+    assert re.findall(r"\.\./tutorials/(\w+)\.ipynb", text) == [f"{name}_zh" for name in ENGLISH]
 
 
 # --- the lesson on pipelines ------------------------------------------------------------------------

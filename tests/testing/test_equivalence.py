@@ -253,6 +253,33 @@ def test_gradients_of_a_parallel_layer(mistake):
         assert type(caught.value.__cause__) is AssertionError
 
 
+class Block(nn.Module):
+    def __init__(self, column=nn.Linear, row=nn.Linear):
+        super().__init__()
+        self.first, self.second = column(4, 6), row(6, 2)
+
+    def forward(self, x):
+        return self.second(self.first(x) ** 2)
+
+
+@pytest.mark.parametrize("kinds", [(), (ColumnParallel, RowParallel)], ids=["whole", "cut"])
+@pytest.mark.parametrize("place", ["0.first", "0.second", "1", ""])
+def test_layer_is_named(place, kinds):
+    """The layer whose output is wrong on ranks; none if the mistake is outside of all layers."""
+
+    def parallel(is_wrong=True):
+        model = nn.Sequential(Block(*kinds), nn.Linear(2, 2))
+        dict(model.named_modules())[place].register_forward_hook(lambda module, x, y: y + float(is_wrong))
+        return model
+
+    check = partial(assert_equivalent, nn.Sequential(Block(), nn.Linear(2, 2)), (3, 4), world_size=2)
+    check(parallel=partial(parallel, False))
+    with pytest.raises(NotEquivalentError) as caught:
+        check(parallel=parallel)
+    _, _, told = str(caught.value).partition(" The first layer whose output differs is ")
+    assert told == (f"{place!r}." if place else "")
+
+
 # --- whole programs ---------------------------------------------------------------------------------------
 
 
@@ -378,3 +405,26 @@ def test_tolerances():
     assert difference(1.0, 1.1, rtol=0.2) is None
     assert difference(np.ones(2), np.full(2, 1.1), rtol=0.0, atol=0.2) is None
     assert difference(np.ones(2), np.full(2, 1.1), rtol=0.0, atol=0.05) is not None
+
+
+FACTOR, ORDER = "; each is ", "; they are the same values as on one device, in another order"
+
+
+@given(st.permutations(range(1, 9)), st.integers(1, 8), st.sampled_from([2, 3]))
+def test_factor_needs_four_different_numbers(numbers, count, factor):
+    one = np.array(numbers[:count], float)
+    told = difference(one, factor * one).told
+    assert (f"{FACTOR}{factor} times" in told) == (count >= 4)
+    repeated = np.resize(one[:3], 12)
+    assert FACTOR not in difference(repeated, factor * repeated).told
+
+
+@given(st.permutations(range(1, 9)), st.booleans())
+def test_permuted_values_are_recognised(numbers, is_cut):
+    one, other = np.arange(1.0, 9.0), np.array(numbers, float)
+    found = difference(one, *(np.split(other, [3]) if is_cut else [one, other]))
+    if found is not None:
+        is_telling = np.sum(one != other) >= 4
+        assert found.told.endswith(f"{ORDER}.") or not is_telling
+        changed = other + (other == 8)
+        assert ORDER not in difference(one, changed).told

@@ -15,6 +15,6 @@ from simparallel.course.exercises import (  # noqa: F401
     testing,
 )
 from simparallel.course.exercises.check import Verdict, check, get, names
-from simparallel.course.exercises.exercise import Case, Exercise, exercise
+from simparallel.course.exercises.exercise import Case, Exercise, call_case, exercise, integers, ranks_case
 
-__all__ = ["Case", "Exercise", "Verdict", "check", "exercise", "get", "names"]
+__all__ = ["Case", "Exercise", "Verdict", "call_case", "check", "exercise", "get", "integers", "names", "ranks_case"]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.course.exercises.exercise import Case, Values, call_case, exercise
+from simparallel.course.exercises.remarks import Remark
 
 # Sizes of an op's dims, the smallest first.
 SIZES = ((1,), (4,), (6,), (2, 3), (4, 6), (8, 8, 8), (6, 5, 12))
@@ -33,10 +34,10 @@ def _tuples(result: Iterable[Iterable[Any]]) -> list[tuple[int, ...]]:
 
 
 def _strange(answers: list[Any], right: Sequence[Any], wrong: str) -> str | None:
-    """Return the first that should not be there, which is `wrong`, or is missing, or is there twice."""
-    found = [f"{each} is {wrong}" for each in answers if each not in right]
-    found += [f"{each} is missing" for each in right if each not in answers]
-    found += [f"{each} is there twice" for each in right if answers.count(each) > 1]
+    """Return the first that should not be there, told by the template `wrong`, or is missing, or is there twice."""
+    found = [Remark(wrong, each) for each in answers if each not in right]
+    found += [Remark("{} is missing", each) for each in right if each not in answers]
+    found += [Remark("{} is there twice", each) for each in right if answers.count(each) > 1]
     return found[0] if found else None
 
 
@@ -50,7 +51,7 @@ def legal_cuts(sizes: tuple[int, ...], devices: int) -> Case:
     ]
 
     def judge(expected: Values, found: Values) -> str | None:
-        return _strange(found["cuts"], cuts, "not legal")
+        return _strange(found["cuts"], cuts, "{} is not legal")
 
     return call_case({"sizes": sizes, "devices": devices}, {"cuts": cuts}, judge, form=_tuples)
 
@@ -78,8 +79,10 @@ def chain_dp(ops: int, strategies: int, seed: int) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         choice = found["choice"]
         if len(choice) != ops or not set(choice) <= set(range(strategies)):
-            return f"{choice} is no choice for {ops} ops with {strategies} strategies each"
-        return None if price(choice) == least else f"{choice} costs {price(choice)}, and {least} is possible"
+            return Remark("{} is no choice for {} ops with {} strategies each", choice, ops, strategies)
+        return (
+            None if price(choice) == least else Remark("{} costs {}, and {} is possible", choice, price(choice), least)
+        )
 
     given = {f"op {i}": own for i, own in enumerate(nodes)} | {
         f"{i} to {i + 1}": table for i, table in enumerate(edges)
@@ -101,7 +104,9 @@ def pareto(plans: tuple[tuple[int, int], ...]) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         answers = found["front"]
         is_sorted = answers == sorted(answers)
-        return _strange(answers, front, "dominated, or no plan") or (None if is_sorted else "the fastest is not first")
+        return _strange(answers, front, "{} is dominated, or no plan") or (
+            None if is_sorted else Remark("the fastest is not first")
+        )
 
     given = {"plans": [str(plan) for plan in plans]}
     return call_case(given, {"front": front}, judge, calls=[(list(plans),)], form=_tuples)

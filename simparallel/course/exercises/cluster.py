@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from simparallel.course.exercises.exercise import Case, Values, by_rank, call_case, exercise
+from simparallel.course.exercises.remarks import Remark
 
 _SLOTS = ((1,), (2,), (1, 1), (2, 2), (1, 3), (3, 1, 2), (4, 4, 4))
 
@@ -25,12 +26,16 @@ def ranks_of_node(slots: tuple[int, ...], form: str) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         for host in (*expected, *found):
             if found.get(host) != expected.get(host):
-                return f"{host} has the ranks {found.get(host)}, expected {expected.get(host)}"
+                return Remark("{} has the ranks {}, expected {}", host, found.get(host), expected.get(host))
         return None
 
     text = "\n".join(lines) + "\n"
-    return Case(
-        {"lines": lines}, hosts, lambda answer: {host: list(ranks) for host, ranks in answer(text).items()}, judge
+    return call_case(
+        {"lines": lines},
+        hosts,
+        judge,
+        calls=[(text,)],
+        form=lambda found: {h: list(ranks) for h, ranks in found.items()},
     )
 
 

@@ -18,6 +18,7 @@ from simparallel.course.exercises.exercise import (
     integers,
     run_ranks,
 )
+from simparallel.course.exercises.remarks import Remark
 from simparallel.runtime.launcher.launch import Results
 
 _MESSAGES = "messages from - to"
@@ -50,7 +51,7 @@ def rounds(results: Results) -> int:
     return max(last.values(), default=0)
 
 
-@exercise(lesson=2, ranks=range(1, 6), size=range(8))
+@exercise(lesson=2, ranks=range(1, 6), size=(*range(1, 8), 0))
 def ring_all_reduce(ranks: int, size: int) -> Case:
     """Return the sum of x over all ranks. Each rank sends to the next one only, and no more than a ring needs."""
     inputs = integers(ranks, size)
@@ -66,7 +67,7 @@ def ring_all_reduce(ranks: int, size: int) -> Case:
 
     def judge(expected: Values, found: Values) -> str | None:
         if strangers := sorted(set(found.get(_MESSAGES, ())) - set(ring)):
-            return f"a message {strangers[0]}, which is not to the next rank"
+            return Remark("a message {}, which is not to the next rank", strangers[0])
         # Some ranks have nothing to send if there are fewer elements than ranks.
         return difference({label: value for label, value in expected.items() if label != _MESSAGES}, found)
 
@@ -87,7 +88,7 @@ def tree_broadcast(ranks: int, root: int) -> Case:
 
     def judge(expected: Values, found: Values) -> str | None:
         if found["rounds"] > fewest:
-            return f"it takes {found['rounds']} rounds, and {fewest} are enough"
+            return Remark("it takes {} rounds, and {} are enough", found["rounds"], fewest)
         return difference(expected, {**found, "rounds": fewest})
 
     def run(answer: Callable[..., Any]) -> Values:
@@ -127,9 +128,10 @@ def fastest_algorithm(ranks: int, size_bytes: int, latency_s: float) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         name, fastest = found["fastest"], expected["fastest"]
         if name not in times_us:
-            return f"{name!r} is not one of {', '.join(times_us)}"
+            return Remark("{!r} is not one of {}", name, ", ".join(times_us))
         # Algorithms may be equally fast.
-        slower = times_us[name] > times_us[fastest] * (1 + 1e-9)
-        return f"{name} takes {times_us[name]:.6g} µs, {fastest} {times_us[fastest]:.6g} µs" if slower else None
+        if times_us[name] <= times_us[fastest] * (1 + 1e-9):
+            return None
+        return Remark("{} takes {:.6g} µs, {} {:.6g} µs", name, times_us[name], fastest, times_us[fastest])
 
     return call_case(given, {"fastest": min(times_us, key=lambda name: times_us[name])}, judge)

@@ -17,9 +17,11 @@ from simparallel.course.exercises.exercise import (
     difference,
     exercise,
     integers,
+    on_one_rank,
     ranks_case,
     run_ranks,
 )
+from simparallel.course.exercises.remarks import Remark
 from simparallel.nn import Linear, MSELoss
 
 
@@ -45,7 +47,7 @@ def accumulate(samples: int, size: int) -> Case:
 
     def judge(expected: Values, found: Values) -> str | None:
         if max(found["micro-batches"], default=0) > size:
-            return f"a micro-batch of {max(found['micro-batches'])} samples, at most {size} fit"
+            return Remark("a micro-batch of {} samples, at most {} fit", max(found["micro-batches"]), size)
         return difference({**expected, "micro-batches": found["micro-batches"]}, found)
 
     expected = {
@@ -53,7 +55,7 @@ def accumulate(samples: int, size: int) -> Case:
         "weights": np.ones(2),
         "micro-batches": [min(size, samples - first) for first in range(0, samples, size)],
     }
-    return Case({"x": x, "y": y[:, 0], "weights": np.ones(2), "size": size}, expected, run, judge)
+    return Case({"x": x, "y": y[:, 0], "weights": np.ones(2), "size": size}, expected, on_one_rank(run), judge)
 
 
 @exercise(lesson=3, ranks=range(1, 5), spread=range(3))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,16 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import to_host
+from simparallel.course.exercises.remarks import Remark
 from simparallel.errors import InputError
-from simparallel.runtime.launcher.launch import Results, launch
+from simparallel.runtime.launcher.launch import Cluster, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Ranks that run an answer wait for each other no longer than this.
-TIMEOUT_S = 5.0
-
 # Label -> number, text, list or array.
 Values = Mapping[str, Any]
+Run = Callable[[Callable[..., Any]], Values]
 
 
 def rows(label: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
@@ -56,16 +56,18 @@ def difference(expected: Values, found: Values) -> str | None:
     """Return the first difference as text; None if there is none. Floats may differ by rounding."""
     for label, right in expected.items():
         if label not in found:
-            return f"{label} is missing"
+            return Remark("{} is missing", label)
+        if found[label] is None and right is not None:
+            return Remark("{} is None", label)
         try:
             a, b = as_array(right), as_array(found[label])
         except InputError as error:
             return f"{label}: {error}"
         if a.shape != b.shape:
-            return f"{label} has shape {b.shape}, expected {a.shape}"
+            return Remark("{} has shape {}, expected {}", label, b.shape, a.shape)
         for index in np.argwhere(~equal(a, b)):
             where = f"[{', '.join(map(str, index))}]" if a.ndim else ""
-            return f"{label}{where} is {show(b[tuple(index)])}, expected {show(a[tuple(index)])}"
+            return Remark("{} is {}, expected {}", label + where, *(show(x[tuple(index)]) for x in (b, a)))
     return None
 
 
@@ -95,7 +97,7 @@ class Case:
 
     given: Values
     expected: Values
-    run: Callable[[Callable[..., Any]], Values]
+    run: Run
     judge: Callable[[Values, Values], str | None] = difference
     draw: Callable[[Values, Axes], None] | None = None
 
@@ -135,10 +137,18 @@ def exercise(lesson: int, **values: Sequence[Any]) -> Callable[[Callable[..., Ca
     Args:
         lesson: number of the lesson.
         values: for each parameter of the function its values, the smallest first.
+
+    Raises:
+        InputError: an exercise of another module has this name.
     """
 
     def register(make: Callable[..., Case]) -> Callable[..., Case]:
-        assert make.__name__ not in EXERCISES, make.__name__
+        known = EXERCISES.get(make.__name__)
+        # A notebook may execute a cell again.
+        if known is not None and known.make.__module__ != make.__module__:
+            raise InputError(
+                f"exercise: there is an exercise {known.name!r} in lesson {known.lesson}; choose another name."
+            )
         EXERCISES[make.__name__] = Exercise(make.__name__, lesson, make.__doc__ or "", make, values)
         return make
 
@@ -151,21 +161,45 @@ def integers(*shape: int) -> np.ndarray:
     return (np.arange(math.prod(shape), dtype=np.float64) * 37 % 19 - 9).reshape(shape)
 
 
+class NoResultError(Exception):
+    """An answer returned None where a result is expected."""
+
+
+class _Ranks(Cluster):
+    """Ranks that run an answer: threads, which are stopped after some seconds."""
+
+    limit_s = 5.0
+
+
+def call_answer(answer: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `answer(*arguments)`.
+
+    Raises:
+        NoResultError: it is None.
+    """
+    result = answer(*arguments)
+    if result is None:
+        raise NoResultError(Remark("it returned None: a `return` with the result is missing"))
+    return result
+
+
 def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Results:
     """Run `answer(*inputs[rank])` on as many ranks as there are inputs, as threads; the inputs are copied.
 
     Raises:
-        RunFailedError: a rank failed, or all waited for each other.
+        RunFailedError: a rank failed, all waited for each other, or the run took more than 5 s.
     """
+    from simparallel.world.rank import get_rank
 
-    own = deepcopy(list(inputs))
+    # One by one: no rank sees what another one does to an array that all get.
+    own = [deepcopy(each) for each in inputs]
+    with _Ranks(len(inputs), transport="inline", echo=False) as ranks:
+        return ranks.run(lambda: call_answer(answer, *own[get_rank()]))
 
-    def call() -> Any:
-        from simparallel.world.rank import get_rank
 
-        return answer(*own[get_rank()])
-
-    return launch(call, world_size=len(inputs), transport="inline", timeout_s=TIMEOUT_S, echo=False)
+def on_one_rank(run: Run) -> Run:
+    """Return `run`, executed by a rank, which is stopped after 5 s."""
+    return lambda answer: run_ranks(partial(run, answer), [()])[0]
 
 
 def by_rank(values: Iterable[Any]) -> dict[str, Any]:
@@ -180,12 +214,13 @@ def call_case(
     *,
     calls: Iterable[tuple[Any, ...]] | None = None,
     form: Callable[[Any], Any] = lambda result: result,
+    draw: Callable[[Values, Axes], None] | None = None,
 ) -> Case:
     """Return a case of an answer that is called here, once or several times.
 
     Args:
-        given, judge: as for `Case`.
-        expected: the right result of each call, by label.
+        given, judge, draw: as for `Case`.
+        expected: the right result of each call, by label; for a single call, `form` may return results by label.
         calls: the arguments of each call, which are copied for each run; None for a single one with the values of
             `given`.
         form: turns the result of a call into one to compare.
@@ -193,10 +228,14 @@ def call_case(
     each = [tuple(given.values())] if calls is None else list(calls)
 
     def run(answer: Callable[..., Any]) -> Values:
-        results = (form(answer(*deepcopy(arguments))) for arguments in each)
-        return dict(zip(expected, results, strict=True))
+        found = {}
+        for (label, right), arguments in zip(expected.items(), each, strict=False):
+            # None is the right result of some cases.
+            call = answer if right is None else partial(call_answer, answer)
+            found[label] = form(call(*deepcopy(arguments)))
+        return result if len(each) == 1 and isinstance(result := found[label], Mapping) else found
 
-    return Case(given, expected, run, judge)
+    return Case(given, expected, on_one_rank(run), judge, draw)
 
 
 def ranks_case(given: Values, results: Iterable[Any], inputs: Sequence[tuple[Any, ...]]) -> Case:
@@ -223,7 +262,7 @@ def frugal_case(given: Values, results: Sequence[Any], inputs: Sequence[tuple[An
 
     def judge(expected: Values, found: Values) -> str | None:
         if found["bytes sent"] > most_bytes:
-            return f"the ranks send {found['bytes sent']} bytes, and {most_bytes} are enough"
+            return Remark("the ranks send {} bytes, and {} are enough", found["bytes sent"], most_bytes)
         return difference(expected, found)
 
     return Case(given, by_rank(results), run, judge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from simparallel.course.exercises.exercise import Case, Values, call_case, exercise, integers
+from simparallel.course.exercises.remarks import Remark
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 
 _DEVICE = DeviceSpec("device", {4: 1e12}, 1e12, 10**9, 1e-6)
@@ -21,11 +22,8 @@ def step_time(layers: int, seed: int, slowness: int) -> Case:
         computed += work
         sent = max(computed, sent) + communication
     expected = {"time of the step": sent, "exposed communication": sent - computed}
-    return Case(
-        {"forward": forward, "backward": backward, "all_reduce": all_reduce},
-        expected,
-        lambda answer: dict(zip(expected, answer(forward, list(backward), list(all_reduce)), strict=True)),
-    )
+    given = {"forward": forward, "backward": backward, "all_reduce": all_reduce}
+    return call_case(given, expected, form=lambda times: dict(zip(expected, times, strict=True)))
 
 
 @exercise(lesson=6, ranks=(2, 3, 4, 5, 8, 9, 64), size_bytes=(8, 10**4, 10**6, 10**7, 10**9), latency_us=(1, 100))
@@ -42,10 +40,10 @@ def ring_or_tree(ranks: int, size_bytes: int, latency_us: int) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         name = found["faster"]
         if name not in times:
-            return f'the answer is {name!r}, expected "ring" or "tree"'
+            return Remark('the answer is {!r}, expected "ring" or "tree"', name)
         if times[name] == fastest:
             return None
-        return f"{name} takes {times[name] / 1e6:g} µs, {expected['faster']} {fastest / 1e6:g} µs"
+        return Remark("{} takes {:g} µs, {} {:g} µs", name, times[name] / 1e6, expected["faster"], fastest / 1e6)
 
     given = {"ranks": ranks, "size_bytes": size_bytes, "latency_s": link.latency_s, "bandwidth": 100e9}
     return call_case(given, {"faster": min(times, key=lambda name: times[name])}, judge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from simparallel import functions
 from simparallel.autograd import Tensor
 from simparallel.course.exercises.exercise import Case, Values, call_case, exercise, integers
+from simparallel.course.exercises.remarks import Remark
 from simparallel.optim import Adam
 
 # Node -> the nodes that it reads; "y" is the result. Small graphs first.
@@ -51,15 +52,15 @@ def backward_order(graph: str, starts_at_result: bool) -> Case:
         order = list(found["order"])
         for node in order:
             if node not in behind:
-                return f"{node} is not behind y"
+                return Remark("{} is not behind y", node)
             if order.count(node) > 1:
-                return f"{node} comes {order.count(node)} times"
+                return Remark("{} comes {} times", node, order.count(node))
         if missing := sorted(behind - set(order)):
-            return f"{missing[0]} is missing"
+            return Remark("{} is missing", missing[0])
         for place, node in enumerate(order):
             for source in inputs[node]:
                 if order.index(source) < place:
-                    return f"{source} comes before {node}, which reads it"
+                    return Remark("{} comes before {}, which reads it", source, node)
         return None
 
     given = {node: sources or ["a leaf"] for node, sources in inputs.items()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 from simparallel.course.exercises.exercise import Case, Values, by_rank, call_case, exercise, integers
+from simparallel.course.exercises.remarks import Remark
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline.schedule import pipeline_schedule
 from simparallel.view import plot_schedule
@@ -23,17 +23,14 @@ def lists_of_1f1b(ranks: int, microbatches: int) -> Case:
         except (InputError, ScheduleError) as error:
             return str(error)
         right = schedule.cost().makespan
-        return None if cost.makespan == right else f"makespan {cost.makespan:g}, expected {right:g}"
+        return None if cost.makespan == right else Remark("makespan {:g}, expected {:g}", cost.makespan, right)
 
     def draw(found: Values, ax: Any) -> None:
         plot_schedule(schedule.with_actions(list(found.values())), ax)
 
     lists = by_rank([str(action) for action in row] for row in schedule.actions)
-
-    def run(answer: Callable[..., Any]) -> Values:
-        return by_rank(map(list, answer(ranks, microbatches)))
-
-    return Case({"ranks": ranks, "micro-batches": microbatches}, lists, run, judge, draw)
+    given = {"ranks": ranks, "micro-batches": microbatches}
+    return call_case(given, lists, judge, form=lambda rows: by_rank(list(map(str, row)) for row in rows), draw=draw)
 
 
 @exercise(lesson=11, ranks=range(1, 7), share=(0.45, 0.22, 0.13, 0.07))
@@ -57,13 +54,15 @@ def balanced_stages(layers: int, ranks: int, seed: int) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         counts = found["layers of each stage"]
         if len(counts) != ranks:
-            return f"{len(counts)} stages for {ranks} ranks"
+            return Remark("{} stages for {} ranks", len(counts), ranks)
         if min(counts) < 1:
-            return f"an empty stage in {counts}"
+            return Remark("an empty stage in {}", counts)
         if sum(counts) != layers:
-            return f"{sum(counts)} layers in the stages, there are {layers}"
+            return Remark("{} layers in the stages, there are {}", sum(counts), layers)
         time = max(sum(times[a:b]) for a, b in pairwise([0, *accumulate(counts)]))
-        return None if time == slowest else f"the slowest of {counts} takes {time}, and {slowest} is possible"
+        return (
+            None if time == slowest else Remark("the slowest of {} takes {}, and {} is possible", counts, time, slowest)
+        )
 
     expected = {"layers of each stage": [b - a for a, b in pairwise(best)]}
     return call_case({"times": times, "ranks": ranks}, expected, judge, form=list)

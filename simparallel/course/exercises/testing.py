@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.course.exercises.exercise import Case, Values, call_case, exercise
+from simparallel.course.exercises.remarks import Remark
 
 # Possible failures of the slices of ranks, by name.
 _FAILURES: dict[str, Callable[[list[int]], bool]] = {
@@ -36,16 +37,18 @@ def shrink_sizes(failure: str, sizes: list[int]) -> Case:
         case = list(found["shrunk"])
         left = iter(sizes)
         if not all(size in left for size in case):
-            return f"{case} is not {sizes} with numbers left out"
+            return Remark("{} is not {} with numbers left out", case, sizes)
         if not fails(case):
-            return f"{case} does not fail"
-        return next((f"{case} is not minimal, {one} fails, too" for one in without(case) if fails(one)), None)
+            return Remark("{} does not fail", case)
+        return next(
+            (Remark("{} is not minimal, {} fails, too", case, one) for one in without(case) if fails(one)), None
+        )
 
     given = {"sizes": sizes, "fails if": [failure]}
     return call_case(given, {"shrunk": expected}, judge, calls=[(fails, sizes)], form=list)
 
 
-@exercise(lesson=9, ranks=range(1, 5), total=range(5))
+@exercise(lesson=9, ranks=range(1, 5), total=(*range(1, 5), 0))
 def sizes_from_cuts(ranks: int, total: int) -> Case:
     """Turn any integers into the sizes of all ranks' slices, so that every way to slice is possible."""
     choices = list(combinations_with_replacement(range(total + 1), ranks - 1))
@@ -56,13 +59,13 @@ def sizes_from_cuts(ranks: int, total: int) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         for draw, sizes in found.items():
             if len(sizes) != ranks:
-                return f"{draw}: {len(sizes)} sizes for {ranks} ranks"
+                return Remark("{}: {} sizes for {} ranks", draw, len(sizes), ranks)
             if min(sizes) < 0:
-                return f"{draw}: a negative size in {sizes}"
+                return Remark("{}: a negative size in {}", draw, sizes)
             if sum(sizes) != total:
-                return f"{draw}: {sizes} has the sum {sum(sizes)}, expected {total}"
+                return Remark("{}: {} has the sum {}, expected {}", draw, sizes, sum(sizes), total)
         missing = sorted(ways - {tuple(map(int, sizes)) for sizes in found.values()})
-        return f"no cuts give the sizes {list(missing[0])}" if missing else None
+        return Remark("no cuts give the sizes {}", list(missing[0])) if missing else None
 
     expected = {
         f"cuts {list(draw)}": [b - a for a, b in pairwise([0, *sorted(cut % (total + 1) for cut in draw), total])]
@@ -100,7 +103,11 @@ def accepts_mean(program: str) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         if found["accepted"] is is_right:
             return None
-        return "your test refuses a right program" if is_right else f"your test accepts a wrong program: {program}"
+        return (
+            Remark("your test refuses a right program")
+            if is_right
+            else Remark("your test accepts a wrong program: {}", program)
+        )
 
     def checked(parts: Sequence[Any]) -> list[float]:
         arrays = [np.asarray(part, np.float64) for part in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import reprlib
 import sys
@@ -172,6 +173,8 @@ class Cluster:
     # Whether each rank of a run is a process of its own, forked from the warm one or, where it is unsafe, new: then no
     # run sees what an earlier one changed in its process. Not on GPUs, which a forked process cannot use.
     forks = False
+    # Seconds that a run of ranks that are threads may take.
+    limit_s: ClassVar[float] = math.inf
     # Tools around the programs of all runs; see `running`.
     around: ClassVar[tuple[Around, ...]] = ()
 
@@ -309,7 +312,8 @@ class Cluster:
             if is_inline:
                 self._forget_reports()
                 call = partial(function, *args, **kwargs)
-                return run_threads(call, settings, tell=notes, arena_bytes=self._pool_settings["arena_bytes"])
+                arena_bytes = self._pool_settings["arena_bytes"]
+                return run_threads(call, settings, tell=notes, arena_bytes=arena_bytes, limit_s=self.limit_s)
             # Pack first: a function that cannot be sent should not cost the start of the processes.
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()

@@ -53,6 +53,7 @@ def run_threads(
     medium: Medium = SHARED_MEMORY,
     segment: SharedSegment | None = None,
     recorder_type: type[Recorder] = Recorder,
+    limit_s: float = math.inf,
 ) -> list[Outcome]:
     """Run `call()` on ranks that are threads; return one outcome per rank that runs, in order.
 
@@ -67,6 +68,7 @@ def run_threads(
         medium: how the payloads of collectives travel.
         segment: the shared memory, which also determines the ranks that run; None makes one for all ranks.
         recorder_type: class of the ranks' recorders.
+        limit_s: seconds that the run may take; then the ranks are interrupted, with a DeadlineError.
 
     Raises:
         LaunchError: runs are nested too deep, see `preflight.check_depth`.
@@ -83,7 +85,7 @@ def run_threads(
         )
         for rank in segment.ranks
     ]
-    watch = _ThreadWatch(segment, turns, call, settings.timeout_s)
+    watch = _ThreadWatch(segment, turns, call, settings.timeout_s, limit_s)
 
     communicators: dict[int, Communicator] = {}
 
@@ -144,13 +146,16 @@ class _ThreadWatch:
         left_behind: turns whose threads still run although the run has ended.
     """
 
-    def __init__(self, segment: SharedSegment, turns: RoundRobin, call: Callable[[], Any], timeout_s: float) -> None:
+    def __init__(
+        self, segment: SharedSegment, turns: RoundRobin, call: Callable[[], Any], timeout_s: float, limit_s: float
+    ) -> None:
         num_threads = len(segment.ranks)
         self.outcomes = [Outcome(rank) for rank in segment.ranks]
         self.calls = [_Call(call, self._is_interrupted) for _ in range(num_threads)]
         self.left_behind: set[int] = set()
         self._segment, self._turns = segment, turns
         self._timeout_s = timeout_s if num_threads > 1 else math.inf
+        self._limit_s, self._since_s = limit_s, time.monotonic()
         self._ended = [threading.Event() for _ in range(num_threads)]
 
     def end(self, turn: int, outcome: Outcome) -> None:
@@ -189,19 +194,31 @@ class _ThreadWatch:
     def _look_at_the_time(self) -> None:
         turns, ranks = self._turns, self._segment.ranks
         # Read the turn before the time: one that begins in between is not late.
-        turn = turns.running
-        late_s = time.monotonic() - turns.since_s - self._timeout_s
+        turn, now_s = turns.running, time.monotonic()
+        over_s = now_s - self._since_s - self._limit_s
+        late_s = max(over_s, now_s - turns.since_s - self._timeout_s)
         if late_s < 0:
             return
         call, transport, rank = self.calls[turn], turns.transports[turn], ranks[turn]
-        # A rank may run as long as it likes if no other rank waits and none has failed, or if a person is stepping
-        # through it.
+        # A person is stepping through it.
+        if call.is_debugged():
+            self._since_s = now_s
+            return
+        # A rank may run as long as it likes if no other rank waits and none has failed.
         waiting, failed = (
             [r for r in ranks if r != rank and transport.state_of(r) == state] for state in (RUNNING, FAILED)
         )
-        if not (waiting or failed) or call.is_debugged():
+        if over_s < 0 and not (waiting or failed):
             return
-        if call.error is None:
+        if call.error is None and over_s >= 0:
+            place = call.place()
+            call.error = DeadlineError(
+                f"rank {rank} was at {place} when the run had taken {self._limit_s:g} s, its limit.",
+                missing=[rank],
+                timeout_s=self._limit_s,
+                place=place,
+            )
+        elif call.error is None:
             others = f"rank{'s' * (len(waiting) > 1)} {format_numbers(waiting)}"
             held_up = f"{others} cannot continue" if waiting else f"the failed rank {failed[0]} cannot be reported"
             call.error = DeadlineError(

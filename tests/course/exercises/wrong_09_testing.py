@@ -45,7 +45,9 @@ WRONG = {
     },
     "sizes_from_cuts": {
         "a negative size": lambda cuts, n: [b - a for a, b in pairwise([0, *(c % (n + 1) for c in cuts), n])],
-        "sizes for 1 ranks": lambda cuts, n: [b - a for a, b in pairwise(sorted({0, *(c % (n + 1) for c in cuts), n}))],
+        "1 sizes for 2 ranks": lambda cuts, n: [
+            b - a for a, b in pairwise(sorted({0, *(c % (n + 1) for c in cuts), n}))
+        ],
         "no cuts give the sizes [1, 0]": lambda cuts, n: [
             b - a for a, b in pairwise([0, *sorted(c % max(n, 1) for c in cuts), n])
         ],

@@ -98,7 +98,7 @@ def norm_of_slice():
     "A tied weight on two ranks counts twice in the norm",
     lesson=4,
     seen="The norm is too large, so gradients are clipped too much.",
-    says="each is 1.103 times",
+    says="2 of 2 numbers differ",
     elsewhere="Megatron-LM marks shared parameters and counts one copy.",
 )
 def tied_weight_counted_twice():
