@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,7 @@ def plot_timeline(
     scale = points_per_unit(ax)
     bars = [(start / factor, (end - start) / factor) for start, end in spans]
     starts = step_starts(events, bars)
-    covered = _step_spans(events, bars, starts)
+    covered = step_spans(events, bars)
     together = steps_per_bar([width for _, width in covered], scale)
     if together:
         draw_shares(ax, events, bars, rows, [*list(starts.values())[::together], last], covered)
@@ -248,18 +248,17 @@ def step_starts(events: Sequence[Event], bars: Sequence[tuple[float, float]]) ->
     return dict(sorted(starts.items(), key=lambda item: item[1]))
 
 
-def _step_spans(
-    events: Sequence[Event], bars: Sequence[tuple[float, float]], starts: Mapping[int, float]
-) -> list[tuple[float, float]]:
+def step_spans(events: Sequence[Event], bars: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return start and width of each step: up to the next step, or up to its last event if that step is missing."""
     # Ranks overlap: a step ends with the last of them.
     ends: dict[int, float] = {}
     for event, (start, width) in zip(events, bars, strict=True):
         ends[event.step] = max(start + width, ends.get(event.step, 0.0))
+    starts = step_starts(events, bars)
     steps = list(starts)
     return [
         (starts[step], (starts[after] if after == step + 1 else ends[step]) - starts[step])
-        for step, after in zip(steps, [*steps[1:], -1], strict=True)
+        for step, after in zip_longest(steps, steps[1:])
     ]
 
 
