@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _CLOCKS = {"sim": ("simulated time", PS_PER_S), "wall": ("wall time", 10**9)}
 _RANK_GAP = 0.45  # lanes
+_IDLE = "0.955"
 # High enough for "all_reduce" in vertical letters.
 _LANE_INCHES = 0.6
 # Up to this number of ranks, equal ones are still drawn separately.
@@ -288,7 +289,7 @@ def _lane_labels(lanes: Mapping[Lane, str], equal: Mapping[int, Sequence[int]]) 
 def _draw_lanes(ax: Axes, rows: dict[Lane, float]) -> None:
     """Draw a faint band per lane, which shows idle time, and a line between ranks."""
     for row in rows.values():
-        ax.axhspan(row - LANE_HEIGHT / 2, row + LANE_HEIGHT / 2, color="0.965", linewidth=0, zorder=0.2)
+        ax.axhspan(row - LANE_HEIGHT / 2, row + LANE_HEIGHT / 2, color=_IDLE, linewidth=0, zorder=0.2)
     for above, below in pairwise(rows):
         if above[0] != below[0]:
             ax.axhline((rows[above] + rows[below]) / 2, color="0.7", linewidth=0.8, zorder=0.5)
@@ -299,6 +300,7 @@ def _legend(ax: Axes, kinds: set[str]) -> None:
 
     known = [kind for kind in COLORS if kind in kinds]
     handles = [Patch(label=SHOWN_NAMES.get(kind, kind), **style(kind)) for kind in known + sorted(kinds - set(known))]
+    handles.append(Patch(label="idle", facecolor=_IDLE, edgecolor="0.8", linewidth=0.5))
     ax.legend(
         handles=handles,
         ncols=len(handles),
