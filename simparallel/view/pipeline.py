@@ -58,7 +58,7 @@ def plot_schedule(
     height = 2 * _HALF * (_UPPER if live else 1)
     ax = axes(ax, 12, 0.6 + (0.8 if live else 0.45) * schedule.ranks)
     figure: Any = ax.figure
-    seen: dict[str, set[tuple[float, ...]]] = {}
+    seen: dict[str, set[Any]] = {}
     for rank, action, (start, end) in schedule.boxes(**times):
         colour, name = _KINDS[action.kind]
         shade = _SHADES[min(action.stage // schedule.ranks, len(_SHADES) - 1)]
