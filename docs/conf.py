@@ -19,7 +19,6 @@ include_patterns = [
     "docs/**",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    "simparallel/data/DIGITS.md",
     "tutorials/[0-9][0-9]_*.ipynb",
 ]
 exclude_patterns = ["docs/extensions", "docs/static"]
