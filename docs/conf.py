@@ -15,13 +15,7 @@ release = simparallel.__version__
 extensions = ["myst_parser", "site_builder"]
 root_doc = "docs/index"
 # The sources are the checkout itself, so that links between its files mean the same here and where they are read there.
-include_patterns = [
-    "docs/**",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "simparallel/data/DIGITS.md",
-    "tutorials/[0-9][0-9]_*.ipynb",
-]
+include_patterns = ["docs/**", "CONTRIBUTING.md", "CHANGELOG.md", "tutorials/[0-9][0-9]_*.ipynb"]
 exclude_patterns = ["docs/extensions", "docs/static"]
 
 myst_enable_extensions = ["fieldlist"]

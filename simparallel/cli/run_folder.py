@@ -15,7 +15,7 @@ from simparallel.view import plot_loss, save_figure
 Metrics = Mapping[int, list[tuple[int, str, float]]]
 SHOWN_STEPS = 2
 # Removed before a run, so that no file of an older run is taken for one of this run.
-FILES = ("trace.json", "timeline.png", "loss.png", "metrics.json")
+FILES = ("trace.json", "trace.html", "timeline.png", "loss.png", "metrics.json")
 
 
 def mean_over_ranks(metrics: Metrics, name: str) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from simparallel.base.html import shown
 from simparallel.base.units import format_seconds
-from simparallel.clock.breakdown import Totals, makespan_ps
+from simparallel.clock.breakdown import Totals, add_up, makespan_ps
 from simparallel.clock.critical_path import communications, critical_path
 from simparallel.clock.event import COMPUTE, Event, lane_names
 from simparallel.clock.memory import CATEGORIES
@@ -89,7 +89,7 @@ def _data(
         **_columns(events, rows, kinds),
         "memory": _memory(events),
         "totals": metrics.cells(metrics.summarize(totals)),
-        "shares": _shares(totals),
+        "shares": _shares(events, totals),
         "notes": list(notes),
         "path": [place[index] for index in path],
         "path_told": _path_told([events[place[index]] for index in path]),
@@ -175,18 +175,35 @@ def _memory(events: Sequence[Event]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shares(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:
-    """Return the shares of the makespan of each rank's first device."""
-    span_ps = makespan_ps(totals) or 1
+def _shares(events: Sequence[Event], totals: Mapping[tuple[int, int], Totals]) -> dict[str, Any]:
+    """Return how each rank's first device spent its time, as shares of the time of all ranks, by each clock.
+
+    Simulated shares are those of the whole run. Wall shares are those of the steps with events, and what is neither
+    computing nor communication is the interpreter's time, not that of a device that waits.
+    """
+    # Drawing is optional, and its modules are slow to import.
+    from simparallel.view.timeline import step_spans
+
+    bars = [(event.wall_start_ns, event.wall_end_ns - event.wall_start_ns) for event in events]
+    recorded_ns = sum(width for _, width in step_spans(events, bars))
+    by_wall = add_up(event._replace(sim_start_ps=event.wall_start_ns, sim_end_ps=event.wall_end_ns) for event in events)
+    clocks = {"sim": (totals, makespan_ps(totals), "idle"), "wall": (by_wall, recorded_ns, "other")}
+    return {clock: _parts(*each) for clock, each in clocks.items()}
+
+
+def _parts(totals: Mapping[tuple[int, int], Totals], span: float, rest: str) -> list[dict[str, Any]]:
     first: dict[int, Totals] = {}
     for (rank, _), one in sorted(totals.items()):
         first.setdefault(rank, one)
+    span = span or 1
     return [
         {
             "rank": rank,
-            "compute": one.compute_ps / span_ps,
-            "exposed": (one.busy_ps - one.compute_ps) / span_ps,
-            "idle": 1 - one.busy_ps / span_ps,
+            "parts": {
+                "compute": one.compute_ps / span,
+                "exposed": (one.busy_ps - one.compute_ps) / span,
+                rest: max(0.0, 1 - one.busy_ps / span),
+            },
         }
         for rank, one in first.items()
     ]

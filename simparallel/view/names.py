@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from simparallel.base.names import printable
@@ -31,7 +33,19 @@ def width_pt(text: str) -> float:
     return float(path.get_extents().width) / 100
 
 
-def fitted(name: str, across_pt: float, upright_pt: float) -> tuple[str, float, bool] | None:
+def distinct_lengths(names: Iterable[str]) -> dict[str, int]:
+    """Return short name -> how many of its first letters distinguish it from the other ones."""
+    texts = sorted(set(map(_short, names)))
+    common = [len(commonprefix(pair)) for pair in pairwise(texts)]
+    return {text: 1 + max(pair) for text, pair in zip(texts, pairwise([0, *common, 0]), strict=False)}
+
+
+def _short(name: str) -> str:
+    """Return "MatMul" of "MatMul.backward": the colour shows that it is backward."""
+    return name.partition(".")[0].partition(" ")[0]
+
+
+def fitted(name: str, across_pt: float, upright_pt: float, least: int = 3) -> tuple[str, float, bool] | None:
     """Return (text, size [pt], whether it is vertical) of a name in a bar; None if it does not fit.
 
     Tries horizontal text first, then vertical, then smaller, then truncated.
@@ -40,10 +54,9 @@ def fitted(name: str, across_pt: float, upright_pt: float) -> tuple[str, float, 
         name: name of the event.
         across_pt: width of the bar [pt].
         upright_pt: height of the bar [pt].
+        least: letters that a truncated name keeps.
     """
-    # Shorten "MatMul.backward" to "MatMul" if space is short: the colour shows that it is backward.
-    short = name.partition(".")[0].partition(" ")[0]
-    texts = [text for text in dict.fromkeys((name, short)) if text.strip()]
+    texts = [text for text in dict.fromkeys((name, _short(name))) if text.strip()]
     for text in texts:
         if upright_pt >= _SIZE_PT and width_pt(text) * _SIZE_PT + 2 * _AIR_PT <= across_pt:
             return text, _SIZE_PT, False
@@ -55,7 +68,7 @@ def fitted(name: str, across_pt: float, upright_pt: float) -> tuple[str, float, 
     size_pt = min(_SIZE_PT, across_pt - 0.5, room_pt / width_pt(text))
     if size_pt >= _SMALLEST_PT:
         return text, size_pt, True
-    kept = [text[:length] + "…" for length in range(3, len(text) - 1)]
+    kept = [text[:length] + "…" for length in range(least, len(text) - 1)]
     fitting = [text for text in kept if width_pt(text) * _SMALLEST_PT <= room_pt]
     return (fitting[-1], _SMALLEST_PT, True) if fitting else None
 
@@ -79,8 +92,10 @@ def write_names(
         height_pt: height of a bar.
     """
     left, right = ax.get_xlim()
+    least = distinct_lengths(printable(event.name) for event in events)
     for event, (start, width) in zip(events, bars, strict=True):
-        found = fitted(printable(event.name), width * points_per_unit, height_pt)
+        name = printable(event.name)
+        found = fitted(name, width * points_per_unit, height_pt, max(3, least[_short(name)]))
         # The caller's axes may show only a part of the time.
         if found is None or not left <= start + width / 2 <= right:
             continue

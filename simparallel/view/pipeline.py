@@ -17,6 +17,7 @@ _KINDS = {"F": (SKY, "forward"), "B": (ORANGE, "backward"), "I": (YELLOW, "input
 # Later stages of a rank are darker.
 _SHADES = (0.0, 0.35, 0.55)
 _LETTER_IN = 0.075
+_BUBBLE = "0.95"
 # A lane reaches this far to both sides of its middle.
 _HALF = 0.42
 # With a curve below the boxes, they take this part of the lane.
@@ -50,18 +51,19 @@ def plot_schedule(
         InputError: a bad time; ScheduleError: the ranks wait for each other.
     """
     from matplotlib.colors import to_rgb
+    from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch, Rectangle
 
     cost = schedule.cost(**times)
     height = 2 * _HALF * (_UPPER if live else 1)
     ax = axes(ax, 12, 0.6 + (0.8 if live else 0.45) * schedule.ranks)
     figure: Any = ax.figure
-    seen = {}
+    seen: dict[str, set[Any]] = {}
     for rank, action, (start, end) in schedule.boxes(**times):
         colour, name = _KINDS[action.kind]
-        seen[name] = colour
         shade = _SHADES[min(action.stage // schedule.ranks, len(_SHADES) - 1)]
         face = tuple(part * (1 - shade) for part in to_rgb(colour))
+        seen.setdefault(name, set()).add(face)
         ax.add_patch(
             Rectangle((start, rank - _HALF), end - start, height, facecolor=face, edgecolor="white", linewidth=0.6)
         )
@@ -74,16 +76,29 @@ def plot_schedule(
     ax.set_xlim(0, cost.makespan)
     ax.set_ylim(schedule.ranks - 0.5, -0.5)
     ax.set_yticks(range(schedule.ranks), [f"rank {rank}" for rank in range(schedule.ranks)])
-    ax.set_facecolor("0.95")
+    ax.set_facecolor(_BUBBLE)
     ax.spines[["top", "right"]].set_visible(False)
     share = cost.bubble / cost.makespan if cost.makespan else 0
     head(ax, f"{schedule.title}: bubble {cost.bubble:g} of {cost.makespan:g} ({share:.0%})" if title is None else title)
-    handles: list[Any] = [Patch(color=colour, label=name) for name, colour in seen.items()]
+    shades = {name: sorted(faces, reverse=True) for name, faces in seen.items()}
+    handles: list[Any] = [tuple(Patch(color=face, label=name) for face in faces) for name, faces in shades.items()]
+    handles.append(Patch(label="bubble", facecolor=_BUBBLE, edgecolor="0.8", linewidth=0.5))
     if live:
         handles += _draw_live(schedule, ax, **times)
     if critical_path:
         handles += _draw_path(schedule, ax, height, **times)
-    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    ax.legend(
+        handles=handles,
+        labels=[*shades, *(handle.get_label() for handle in handles[len(shades) :])],
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        title="darker: later stages of a rank" if any(len(faces) > 1 for faces in shades.values()) else None,
+        title_fontsize=8,
+        alignment="left",
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        fontsize=8,
+        frameon=False,
+    )
     return ax
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _CLOCKS = {"sim": ("simulated time", PS_PER_S), "wall": ("wall time", 10**9)}
 _RANK_GAP = 0.45  # lanes
+_IDLE = "0.955"
 # High enough for "all_reduce" in vertical letters.
 _LANE_INCHES = 0.6
 # Up to this number of ranks, equal ones are still drawn separately.
@@ -102,7 +103,7 @@ def plot_timeline(
     scale = points_per_unit(ax)
     bars = [(start / factor, (end - start) / factor) for start, end in spans]
     starts = step_starts(events, bars)
-    covered = _step_spans(events, bars, starts)
+    covered = step_spans(events, bars)
     together = steps_per_bar([width for _, width in covered], scale)
     if together:
         draw_shares(ax, events, bars, rows, [*list(starts.values())[::together], last], covered)
@@ -248,18 +249,17 @@ def step_starts(events: Sequence[Event], bars: Sequence[tuple[float, float]]) ->
     return dict(sorted(starts.items(), key=lambda item: item[1]))
 
 
-def _step_spans(
-    events: Sequence[Event], bars: Sequence[tuple[float, float]], starts: Mapping[int, float]
-) -> list[tuple[float, float]]:
+def step_spans(events: Sequence[Event], bars: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return start and width of each step: up to the next step, or up to its last event if that step is missing."""
     # Ranks overlap: a step ends with the last of them.
     ends: dict[int, float] = {}
     for event, (start, width) in zip(events, bars, strict=True):
         ends[event.step] = max(start + width, ends.get(event.step, 0.0))
+    starts = step_starts(events, bars)
     steps = list(starts)
     return [
         (starts[step], (starts[after] if after == step + 1 else ends[step]) - starts[step])
-        for step, after in zip(steps, [*steps[1:], -1], strict=True)
+        for step, after in zip_longest(steps, steps[1:])
     ]
 
 
@@ -289,7 +289,7 @@ def _lane_labels(lanes: Mapping[Lane, str], equal: Mapping[int, Sequence[int]]) 
 def _draw_lanes(ax: Axes, rows: dict[Lane, float]) -> None:
     """Draw a faint band per lane, which shows idle time, and a line between ranks."""
     for row in rows.values():
-        ax.axhspan(row - LANE_HEIGHT / 2, row + LANE_HEIGHT / 2, color="0.965", linewidth=0, zorder=0.2)
+        ax.axhspan(row - LANE_HEIGHT / 2, row + LANE_HEIGHT / 2, color=_IDLE, linewidth=0, zorder=0.2)
     for above, below in pairwise(rows):
         if above[0] != below[0]:
             ax.axhline((rows[above] + rows[below]) / 2, color="0.7", linewidth=0.8, zorder=0.5)
@@ -300,6 +300,7 @@ def _legend(ax: Axes, kinds: set[str]) -> None:
 
     known = [kind for kind in COLORS if kind in kinds]
     handles = [Patch(label=SHOWN_NAMES.get(kind, kind), **style(kind)) for kind in known + sorted(kinds - set(known))]
+    handles.append(Patch(label="idle", facecolor=_IDLE, edgecolor="0.8", linewidth=0.5))
     ax.legend(
         handles=handles,
         ncols=len(handles),

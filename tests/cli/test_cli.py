@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,18 @@ def write(name: str, text: str) -> str:
 
 
 @pytest.mark.process
-def test_demo_keeps_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_keeps_its_promises(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, launch = [], sp.launch
+
+    def launch_noting_threads(*args: Any, **settings: Any) -> Any:
+        threads.append(settings.get("blas_threads"))
+        return launch(*args, **settings)
+
+    monkeypatch.setattr(sp, "launch", launch_noting_threads)
     assert main.main(["demo"]) == 0
 
+    # On a busy machine, a second thread makes products of this size many times slower.
+    assert threads == [None, 1]
     out = capsys.readouterr().out
     numbers = json.loads(Path("runs/demo/metrics.json").read_text())
     assert numbers["test_accuracy"] >= 0.95
@@ -41,8 +51,8 @@ def test_demo_keeps_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
     assert numbers["difference_to_one_device"] < 1e-5
     assert numbers["samples"] == [7200] * 4
     assert [row["steps"] for row in numbers["ranks"]] == [240] * 4
-    written = ["scheduler.log", *(f"worker_{r}.log" for r in range(4)), "trace.json", "timeline.png", "loss.png"]
-    for name in (*written, "metrics.json"):
+    written = ["scheduler.log", *(f"worker_{r}.log" for r in range(4)), "trace.json", "trace.html", "timeline.png"]
+    for name in (*written, "loss.png", "metrics.json"):
         assert Path("runs/demo", name).stat().st_size > 0
         assert f"runs/demo/{name}" in out
     assert Path("runs/demo/timeline.png").read_bytes().startswith(PNG)

@@ -15,7 +15,7 @@ import simparallel
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 RUNNING = (ROOT / "docs" / "running.md").read_text()
-(BLOCK,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+((BLOCK, SHOWN),) = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL)
 
 
 def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -24,11 +24,27 @@ def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-def test_block_runs_as_a_script(tmp_path: Path) -> None:
+def test_block_prints_what_is_shown(tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(BLOCK)
     done = run_in(tmp_path, sys.executable, "-W", "error", "block.py")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "timeline.png").stat().st_size > 0
+    assert done.stdout == SHOWN
+    assert (tmp_path / "train.html").stat().st_size > 0
+
+
+def test_shown_prediction_is_that_of_its_page() -> None:
+    """`docs/prediction.md` runs the program; the README shows the first lines of its table."""
+    (table,) = re.findall(r"```\n(64 x a100.*?)```", README, re.DOTALL)
+    assert table in (ROOT / "docs" / "prediction.md").read_text()
+
+
+@pytest.mark.process
+def test_demo_prints_the_shown_differences(tmp_path: Path) -> None:
+    done = run_in(tmp_path, sys.executable, "-m", "simparallel", "demo")
+    between, to_one = re.search(r"```\n(largest.*?)\n(largest.*?) 8.6e-06.*?\n```", README, re.DOTALL).groups()  # type: ignore[union-attr]
+    assert between in done.stdout
+    # Its last digit depends on the kernels of the BLAS.
+    assert re.search(re.escape(to_one) + r" \d\.\de-06 \(sums in another order\)", done.stdout)
 
 
 @pytest.mark.process

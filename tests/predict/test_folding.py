@@ -322,3 +322,18 @@ def test_objects_that_can_change_are_a_ranks_own() -> None:
 
     real = sp.launch(program, world_size=4, transport="inline")[0]
     assert set(map(tuple, dry_run(program, world_size=4).values.values())) == {tuple(real)} == {(1, 0, 0, 0)}
+
+
+def test_equal_models_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks compare theirs: decoding one for each rank made 16,384 ranks take minutes."""
+    from simparallel.comm.dry import medium
+
+    decoded, unpack = [], medium._unpack
+    monkeypatch.setattr(medium, "_unpack", lambda data: decoded.append(1) or unpack(data))
+    counts = []
+    for world_size in (8, 64):
+        decoded.clear()
+        monkeypatch.setattr(medium, "_last", [(b"", None)])
+        dry_run(data_parallel, (4, 1), world_size=world_size)
+        counts.append(len(decoded))
+    assert 0 < counts[0] == counts[1]

@@ -115,9 +115,31 @@ def test_memory_is_on_the_page() -> None:
         assert [sum(values) for values in zip(*live, strict=True)] == [sum(values) for values in noted]
 
 
-def test_shares_add_up_to_the_makespan() -> None:
-    for share in data_of(small_trace().html())["shares"]:
-        assert share["compute"] + share["exposed"] + share["idle"] == pytest.approx(1)
+@given(traces())
+def test_shares_of_a_rank_add_up(trace: Trace) -> None:
+    for clock, rest in (("sim", "idle"), ("wall", "other")):
+        shares = data_of(trace.html())["shares"][clock]
+        assert [share["rank"] for share in shares] == trace.ranks
+        for share in shares:
+            assert list(share["parts"]) == ["compute", "exposed", rest]
+            assert all(part >= 0 for part in share["parts"].values())
+            whole = sum(share["parts"].values())
+            # Step numbers at random overlap: the time of all steps is then shorter than that of the events.
+            assert whole == pytest.approx(1) if clock == "sim" and trace.makespan_s else whole >= 0.999
+
+
+def test_wall_shares_are_those_of_wall_times() -> None:
+    """Of 10 ns the rank computes 4, and communicates 6, of which 2 beside computing; then 5 ns of a step not kept."""
+    event = small_trace().events[0]
+    times = {"compute": (0, 4), "comm world": (2, 8)}
+    kept = [
+        event._replace(stream=stream, step=step, wall_start_ns=at + start, wall_end_ns=at + end)
+        for step, at in ((0, 0), (2, 15))
+        for stream, (start, end) in times.items()
+    ]
+    kept += [event._replace(step=step, wall_start_ns=at, wall_end_ns=at) for step, at in ((0, 10), (2, 25))]
+    (share,) = data_of(Trace(kept, describe(2)).html())["shares"]["wall"]
+    assert share["parts"] == pytest.approx({"compute": 0.4, "exposed": 0.4, "other": 0.2})
 
 
 def test_notebook_shows_short_traces() -> None:

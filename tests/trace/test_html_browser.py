@@ -265,9 +265,19 @@ def test_clock_switch(page: Page) -> None:
     page.driver.find_element("id", "wall").click()
     assert page.ask("return state.clock") == "wall"
     assert page.driver.find_element("id", "wall").get_attribute("aria-pressed") == "true"
-    assert page.span() == pytest.approx(1.02 * page.ask("return CLOCKS.wall.last"))
+    assert page.span() == pytest.approx(1.01 * page.ask("return CLOCKS.wall.last"))
     page.press("c")
     assert page.ask("return state.clock") == "sim"
+
+
+def test_view_stays_inside_the_run(page: Page) -> None:
+    for keys in ("a", "aaa", "waaaaa", "ssss", "wwaaaaaaaaaa"):
+        page.press(*keys)
+        assert page.seen()[0] >= 0
+    page.press(*"dddddddddddd")
+    start, end = page.seen()
+    last = page.ask("return CLOCKS.sim.last")
+    assert last <= end <= last + 0.0101 * (end - start)
 
 
 def test_keyboard_alone(page: Page) -> None:
@@ -340,6 +350,62 @@ def test_frame_of_a_notebook(open_page: Callable[[str], Page], tmp_path: Path) -
     assert "forward" in page.text("legend")
     page.driver.switch_to.default_content()
     assert page.errors() == []
+
+
+def steps_of_a_rank(count: int, names: tuple[str, ...]) -> str:
+    """The page of a trace with events of equal length in a row; each step takes thrice as long by the wall clock."""
+    from simparallel.clock.event import Event
+    from simparallel.machine.cluster import describe
+    from simparallel.trace import Trace
+
+    events = [
+        Event(0, "comm", name, "collective", step, 900 * at, 900 * at + 900, 300 * at, 300 * at + 300, 0, 0, 0, (), -1)
+        for step in range(count)
+        for at, name in enumerate(names, step * len(names))
+    ]  # fmt: skip
+    return Trace(events, describe(1)).html()
+
+
+def test_long_run_opens_at_two_steps(open_page: Callable[[str], Page]) -> None:
+    """The second and the third one, on both clocks; the rest is one key away, and the hint says so."""
+    seen = "return stepsSeen().map((one) => one.number)"
+    page = open_page(steps_of_a_rank(200, ("a", "b")))
+    assert page.ask(seen) == [1, 2]
+    assert page.text("hint").startswith("Steps 1 to 2 of 200; “fit” shows all.")
+    for _ in range(3):
+        page.press("c")
+        assert page.ask(seen) == [1, 2]
+    page.press("f")
+    assert len(page.ask(seen)) == 200
+    page.press("c")
+    assert page.span() == pytest.approx(1.01 * page.ask("return CLOCKS[state.clock].last"))
+    few = open_page(steps_of_a_rank(3, ("a", "b")))
+    assert few.ask(seen) == [0, 1, 2]
+    assert few.text("hint").startswith("Arrow keys")
+
+
+def test_short_names_stay_distinct(open_page: Callable[[str], Page]) -> None:
+    names = (
+        "all_reduce",
+        "all_gather",
+        "all_to_all",
+        "reduce",
+        "reduce_scatter",
+        "broadcast",
+        "MatMul",
+        "MatMul.backward",
+    )
+    page = open_page(steps_of_a_rank(1, names))
+    code = """pen.font = colours.font;
+        return [...Array(count).keys()].map((i) => label(i, given[0]))"""
+    found = [page.ask(code, room) for room in range(4, 130, 3)]
+    for texts in found:
+        # Beside the last two, whose colours differ.
+        written = [text for text in texts[:-1] if text]
+        assert len(set(written)) == len(written), texts
+    assert found[0] == [""] * len(names)
+    assert found[-1] == list(names)
+    assert any(texts[0] != names[0] and texts[0] and texts[1] for texts in found)
 
 
 def test_thin_events_are_shares(open_page: Callable[[str], Page]) -> None:

@@ -33,6 +33,18 @@ def test_boxes_are_the_actions(name, message):
     plt.close("all")
 
 
+@pytest.mark.parametrize("name", ["gpipe", "interleaved_1f1b", "dualpipe_v", "zb_h1"])
+def test_every_shade_is_in_the_legend(name):
+    ax = plot_schedule(sp.pipeline_schedule(name), live=True)
+    drawn = {box.get_facecolor() for box in ax.patches} | {tuple(curve.get_facecolor()[0]) for curve in ax.collections}
+    legend = ax.get_legend()
+    shown = {patch.get_facecolor() for patch in legend.findobj(Rectangle)}
+    assert drawn | {ax.get_facecolor()} == shown
+    stages = sp.pipeline_schedule(name).chunks
+    assert legend.get_title().get_text() == ("darker: later stages of a rank" if stages > 1 else "")
+    plt.close("all")
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe", "interleaved_zb"])
 @pytest.mark.parametrize("message", [0, 0.5])
 def test_outlines_and_lines_are_the_critical_path(name, message):

@@ -29,7 +29,7 @@ from simparallel.layout.layout import Layout
 from simparallel.machine.cluster import describe
 from simparallel.trace import Trace
 from simparallel.view import plot_both_clocks, plot_loss, plot_slices, plot_timeline, save_figure
-from simparallel.view.names import fitted
+from simparallel.view.names import distinct_lengths, fitted
 from simparallel.view.style import rank_colour
 
 
@@ -126,7 +126,7 @@ def test_legend_title_names_and_steps() -> None:
     legend = ax.get_legend()
     assert legend is not None
     kinds = ["forward", "backward", "optimizer", "collective"]
-    assert [text.get_text() for text in legend.get_texts()] == kinds
+    assert [text.get_text() for text in legend.get_texts()] == [*kinds, "idle"]
     assert "data parallel" in ax.get_title(loc="left")
     assert texts(ax).count("all_reduce") == 4
     assert {"step 0", "step 1"} <= set(texts(ax))
@@ -210,6 +210,12 @@ def test_long_names_are_upright() -> None:
     text, size_pt, upright = fitted("CrossEntropy", 12, 30) or ("", 0.0, False)
     assert text.endswith("…")
     assert "CrossEntropy".startswith(text[:-1])
+    # "all_g…" and "all_r…", or nothing.
+    least = distinct_lengths(["all_reduce", "all_gather", "all_gather.backward", "Linear"])
+    assert least == {"all_reduce": 5, "all_gather": 5, "Linear": 1}
+    assert (fitted("all_gather", 12, 25, least["all_gather"]) or ("", 0.0, False))[0] == "all_g…"
+    assert fitted("all_gather", 12, 18, least["all_gather"]) is None
+    assert distinct_lengths([]) == {}
     assert fitted("Linear", 5, 30) is None
     assert fitted("Linear", 200, 4) is None
     assert fitted(" ", 200, 30) is None
@@ -243,7 +249,7 @@ def test_given_limits_are_kept() -> None:
 def test_messages_are_labelled() -> None:
     legend = plot_timeline([training(1, 1).events[0]._replace(kind="p2p")]).get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["message"]
+    assert [text.get_text() for text in legend.get_texts()] == ["message", "idle"]
 
 
 def test_given_axes_are_used() -> None:

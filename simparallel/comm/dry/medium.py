@@ -193,7 +193,9 @@ def _unpack_alike(data: np.ndarray) -> Any:
 
 def _is_constant(value: Any) -> bool:
     # Exact types: an object of a subclass may have attributes, which can change.
-    return type(value) in (str, bytes, int, float, bool) or (type(value) is tuple and all(map(_is_constant, value)))
+    return type(value) in (str, bytes, int, float, bool, type(None)) or (
+        type(value) is tuple and all(map(_is_constant, value))
+    )
 
 
 # --- the two media ------------------------------------------------------------------------------------

@@ -86,15 +86,18 @@ function nextMatch(by) {
 // --- switches -------------------------------------------------------------------------------------------------------
 
 function setClock(which) {
-  const before = CLOCKS[state.clock], span = (state.to - state.from) / before.last;
+  const before = CLOCKS[state.clock], share = (state.to - state.from) / before.last, seen = stepsSeen();
   state.clock = which;
   byId("sim").setAttribute("aria-pressed", which === "sim");
   byId("wall").setAttribute("aria-pressed", which === "wall");
   search(byId("search").value);
   const clock = CLOCKS[which];
-  if (state.selected >= 0 && span < 1) {
+  if (state.selected >= 0 && share < 1) {
     const middle = (clock.start[state.selected] + clock.end[state.selected]) / 2;
-    look(middle - span * clock.last / 2, middle + span * clock.last / 2);
+    look(middle - share * clock.last / 2, middle + share * clock.last / 2);
+  } else if (seen.length < clock.steps.length) {
+    const numbers = new Set(seen.map((one) => one.number));
+    lookAt(clock.steps.filter((one) => numbers.has(one.number)));
   } else fit();
 }
 function setPath(on) {
@@ -122,7 +125,8 @@ function setTheme(theme) {
   state.theme = document.documentElement.dataset.theme = theme;
   byId("theme").textContent = theme === "dark" ? "light" : "dark";
   const style = getComputedStyle(document.documentElement);
-  const names = ["back", "text", "faint", "line", "lane", "panel", "mark", "dim", "ink", "band"];
+  const names = ["back", "text", "faint", "line", "lane", "panel", "accent", "mark", "dim", "ink",
+    "band"];
   colours = Object.fromEntries(names.map((what) => [what, style.getPropertyValue(`--${what}`).trim()]));
   const family = getComputedStyle(document.body).fontFamily;
   Object.assign(colours, { font: `12px ${family}`, small: `11px ${family}`, bold: `bold 13px ${family}` });
@@ -131,6 +135,7 @@ function setTheme(theme) {
 function resize() {
   width = view.clientWidth;
   height = view.clientHeight;
+  GUTTER = width < 600 ? 116 : 176;
   arrange(height - RULER - 8);
   byId("space").style.height = `${Math.max(bottom + RULER + 8, height)}px`;
   width = view.clientWidth;  // a scroll bar may have come
@@ -244,7 +249,7 @@ addEventListener("resize", resize);
 
 byId("title").textContent = data.title;
 byId("wall").title = `Times ${data.measured} (c)`;
-canvas.setAttribute("aria-label", `${data.title}: timeline of ${count} events of ${data.shares.length} ranks`);
+canvas.setAttribute("aria-label", `${data.title}: timeline of ${count} events of ${data.shares.sim.length} ranks`);
 byId("path").disabled = !data.path.length;
 for (const [head, entries] of [
   ["events", data.kinds.filter((one) => data.present.includes(one.id))],
@@ -272,4 +277,8 @@ prefersDark.addEventListener("change", followSystem);
 followSystem();
 classify();
 resize();
-fit();
+showFew();
+if (stepsSeen().length < CLOCKS.sim.steps.length) {
+  const [first, last] = [stepsSeen()[0], stepsSeen().at(-1)].map((one) => one.number);
+  byId("hint").prepend(`Steps ${first} to ${last} of ${CLOCKS.sim.steps.length}; “fit” shows all. `);
+}

@@ -62,11 +62,13 @@ function lanesOf(clock) {
 }
 for (const clock of Object.values(CLOCKS)) {
   clock.rows = lanesOf(clock);
-  clock.steps = new Map();
+  // Each step, in order of time: its number, its first start and its last end on any rank.
+  const steps = new Map();
   for (let i = 0; i < count; i++) {
-    if (!(clock.steps.get(step[i]) <= clock.start[i])) clock.steps.set(step[i], clock.start[i]);
+    const [from, to] = steps.get(step[i]) ?? [Infinity, 0];
+    steps.set(step[i], [Math.min(from, clock.start[i]), Math.max(to, clock.end[i])]);
   }
-  clock.steps = [...clock.steps].sort((a, b) => a[1] - b[1]);
+  clock.steps = [...steps].map(([number, [from, to]]) => ({ number, from, to })).sort((a, b) => a.from - b.from);
 }
 
 // Memory: for each track the samples in order of time.
@@ -111,6 +113,18 @@ function atLeast(values, x, low = 0, high = values.length) {
   while (low < high) { const mid = (low + high) >> 1; if (values[mid] < x) low = mid + 1; else high = mid; }
   return low;
 }
+
+// Shorter forms of each name: without "backward", which the colour shows, and with letters for all words but the last:
+// "a_reduce" for all_reduce. Of each form also how many letters distinguish it from those of the other names.
+const FORMS = [(text) => text.split(".")[0], (text) => text.split(".")[0].replace(/([a-z])[a-z]*_/g, "$1_")];
+const common = (a, b) => { let n = 0; while (n < a.length && a[n] === b[n]) n++; return n; };
+const forms = FORMS.map((shorten) => {
+  const texts = data.names.map(shorten), sorted = [...new Set(texts)].sort(), needed = new Map();
+  sorted.forEach((text, i) => {
+    needed.set(text, 1 + Math.max(common(text, sorted[i - 1] ?? ""), common(text, sorted[i + 1] ?? "")));
+  });
+  return texts.map((text) => ({ text, needed: needed.get(text) }));
+});
 
 // --- texts ----------------------------------------------------------------------------------------------------------
 

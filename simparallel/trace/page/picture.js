@@ -1,7 +1,7 @@
 // --- the view -------------------------------------------------------------------------------------------------------
 
-const GUTTER = 176, RULER = 34, HEAD = 26, GAP = 6;
-let LANE = 24, MEMORY = 48;  // taller where there is room
+const RULER = 34, HEAD = 26, GAP = 6;
+let GUTTER = 176, LANE = 24, MEMORY = 48;  // narrower on a phone; taller where there is room
 const state = {
   clock: "sim", from: 0, to: 1, selected: -1, hovered: -1, path: false, matches: null, isMatch: null, theme: "light",
 };
@@ -29,7 +29,6 @@ function arrange(room) {
   placeOfRow = [];
   for (const place of places) if (place.row !== undefined) placeOfRow[place.row] = place;
 }
-const shareOf = new Map(data.shares.map((one) => [one.rank, one]));
 
 const scale = () => (width - GUTTER) / (state.to - state.from);
 const xOf = (time) => GUTTER + (time - state.from) * scale();
@@ -44,16 +43,33 @@ function boxOf(i) {
   return { x: xOf(clock.start[i]), w, y: yOf(place) + 2 + clock.lane[i] * h, h };
 }
 
+// What is seen lies between the start of the run and a little after its end.
 function look(from, to) {
-  const clock = CLOCKS[state.clock], most = clock.last * 1.04, least = Math.min(20, clock.last);
-  let span = Math.min(Math.max(to - from, least), most);
-  const middle = (from + to) / 2, room = clock.last * 0.02;
-  from = Math.min(Math.max(middle - span / 2, -room), clock.last + room - span);
-  state.from = from;
-  state.to = from + span;
+  const { last } = CLOCKS[state.clock], room = 0.01;
+  const span = Math.min(Math.max(to - from, Math.min(20, last)), last * (1 + room));
+  state.from = Math.max(0, Math.min((from + to - span) / 2, last - span * (1 - room)));
+  state.to = state.from + span;
   redraw();
 }
-const fit = () => look(-CLOCKS[state.clock].last * 0.005, CLOCKS[state.clock].last * 1.015);
+const fit = () => look(0, CLOCKS[state.clock].last * 1.01);
+function lookAt(steps) {
+  const from = Math.min(...steps.map((one) => one.from)), to = Math.max(...steps.map((one) => one.to));
+  const room = (to - from) * 0.01;
+  look(from - room, to + room);
+}
+// In all steps of a long run no event is visible. The first step also starts things, so the next ones are typical.
+const FEW = 3;
+function showFew() {
+  const { steps } = CLOCKS[state.clock];
+  if (steps.length <= FEW) fit();
+  else lookAt(steps.slice(1, FEW));
+}
+// Those of which at least the middle is seen, or else the one in the middle of the view.
+function stepsSeen() {
+  const { steps } = CLOCKS[state.clock], middle = (state.from + state.to) / 2;
+  const found = steps.filter(({ from, to }) => state.from <= (from + to) / 2 && (from + to) / 2 <= state.to);
+  return found.length ? found : steps.filter(({ from }) => from <= middle).slice(-1);
+}
 function zoom(factor, x = GUTTER + (width - GUTTER) / 2) {
   const at = timeOf(x);
   look(at - (at - state.from) * factor, at + (state.to - at) * factor);
@@ -130,7 +146,7 @@ function marks() {
   return [found, gap];
 }
 function visibleSteps() {
-  const steps = CLOCKS[state.clock].steps.filter(([, time]) => time >= state.from && time <= state.to);
+  const steps = CLOCKS[state.clock].steps.filter(({ from }) => from >= state.from && from <= state.to);
   const every = 2 ** Math.max(0, Math.ceil(Math.log2(steps.length * 60 / (width - GUTTER))));
   return steps.filter((_, at) => at % every === 0);
 }
@@ -138,8 +154,8 @@ function drawGrid() {
   pen.fillStyle = colours.line;
   for (const [time] of marks()[0]) pen.fillRect(Math.round(xOf(time)), RULER, 1, height);
   pen.fillStyle = colours.faint;
-  for (const [, time] of visibleSteps()) {
-    for (let y = RULER; y < height; y += 6) pen.fillRect(Math.round(xOf(time)), y, 1, 3);
+  for (const { from } of visibleSteps()) {
+    for (let y = RULER; y < height; y += 6) pen.fillRect(Math.round(xOf(from)), y, 1, 3);
   }
 }
 function drawRuler() {
@@ -147,6 +163,12 @@ function drawRuler() {
   pen.fillRect(0, 0, width, RULER);
   pen.fillStyle = colours.line;
   pen.fillRect(0, RULER - 1, width, 1);
+  // Which part of the run is seen.
+  const { last } = CLOCKS[state.clock], all = (width - GUTTER) / last;
+  pen.fillStyle = colours.accent;
+  if (state.to - state.from < last) {
+    pen.fillRect(GUTTER + state.from * all, RULER - 3, Math.max(4, (state.to - state.from) * all), 3);
+  }
   pen.textBaseline = "middle";
   pen.font = colours.font;
   pen.fillStyle = colours.text;
@@ -164,8 +186,9 @@ function drawRuler() {
   pen.font = colours.small;
   pen.fillStyle = colours.faint;
   pen.textAlign = "left";
-  for (const [number, time] of visibleSteps()) {
-    if (xOf(time) >= GUTTER - 1) pen.fillText(`step ${number}`, xOf(time) + 2, 8);
+  for (const { number, from } of visibleSteps()) {
+    const text = `step ${number}`, x = xOf(from) + 2;
+    if (x > GUTTER && x + widthOf(text) < width) pen.fillText(text, x, 8);
   }
 }
 function drawGutter(visible) {
@@ -187,7 +210,7 @@ function drawGutter(visible) {
       pen.fillStyle = colours.text;
       pen.font = colours.bold;
       pen.fillText(`rank ${place.rank}`, 12, y);
-      drawShares(shareOf.get(place.rank), y);
+      drawShares(place.rank, y);
     } else {
       pen.textAlign = "right";
       pen.font = colours.font;
@@ -201,20 +224,24 @@ function drawGutter(visible) {
   }
   pen.restore();
 }
-// The totals of a rank as one bar and a line of text, both simulated.
-function drawShares(share, y) {
+// How a rank spent its time by the shown clock: a bar, and a line of text.
+function drawShares(rank, y) {
+  const share = data.shares[state.clock].find((one) => one.rank === rank);
   if (!share) return;
-  const parts = [["compute", "forward"], ["exposed", "collective"], ["idle", null]], whole = 90;
-  let x = GUTTER - 10 - whole;
-  for (const [part, like] of parts) {
-    pen.fillStyle = like ? colourOf(like) : colours.dim;
-    pen.fillRect(x, y - 5, whole * share[part], 10);
-    x += whole * share[part];
-  }
+  const fills = [colourOf("forward"), colourOf("collective"), colours.dim], whole = GUTTER - 86;
+  let x = GUTTER - 10 - whole, under = GUTTER + 8;
   pen.textAlign = "left";
   pen.font = colours.small;
-  pen.fillStyle = colours.faint;
-  pen.fillText(parts.map(([part]) => `${part} ${Math.round(share[part] * 100)}%`).join(" · "), GUTTER + 8, y);
+  Object.entries(share.parts).forEach(([told, part], at) => {
+    const text = `${told} ${Math.round(part * 100)}%`;
+    pen.fillStyle = fills[at];
+    pen.fillRect(x, y - 5, whole * part, 10);
+    pen.fillRect(under, y - 4, 8, 8);
+    x += whole * part;
+    pen.fillStyle = colours.faint;
+    pen.fillText(text, under + 12, y);
+    under += 24 + widthOf(text);
+  });
 }
 const colourOf = (told) => data.kinds.find((one) => one.id === told).colour;
 
@@ -228,6 +255,17 @@ function clipped(text, room) {
   if (widthOf(text) <= room) return text;
   const kept = Math.floor(text.length * room / widthOf(text)) - 1;
   return kept > 1 ? `${text.slice(0, kept)}…` : "";
+}
+// The name of an event for a bar: with its layer where there is room, and cut off only as far as it stays distinct.
+function label(i, room) {
+  const text = data.names[name[i]], whole = layer[i] ? `${text} ${data.layers[layer[i]]}` : text;
+  const fits = [whole, text].find((one) => widthOf(one) <= room);
+  if (fits) return fits;
+  for (const { text: form, needed } of forms.map((all) => all[name[i]])) {
+    const cut = clipped(form, room);
+    if (cut === form || cut.length > needed) return cut;
+  }
+  return "";
 }
 
 // Bars. An event of two pixels or more is a bar of its own. Thinner ones are gathered by columns of pixels, in which
@@ -255,9 +293,7 @@ function drawBars(visible) {
   pen.textAlign = "left";
   pen.textBaseline = "middle";
   for (const [i, x, y, room] of labels) {
-    // With its layer where there is room, without "backward", which the colour shows, where there is little.
-    const text = data.names[name[i]], whole = layer[i] ? `${text} ${data.layers[layer[i]]}` : text;
-    const fits = [whole, text].find((one) => widthOf(one) <= room) ?? clipped(text.split(".")[0], room);
+    const fits = label(i, room);
     if (fits) pen.fillText(fits, x, y);
   }
 }
