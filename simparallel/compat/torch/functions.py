@@ -40,27 +40,17 @@ def min(input: Any, dim: Any = None, keepdim: bool = False) -> Tensor | Largest:
     return functions.min(input) if dim is None else _chosen(functions.argmin, input, dim, keepdim)
 
 
-def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
-    """See `sp.functions.clip`."""
-    return functions.clip(input, min, max)
-
-
-clip = clamp
-
 # Methods of Tensor that are functions of torch, too.
-_METHODS = ("amax", "amin", "bmm", "diag", "mm", "multinomial", "norm", "roll", "scatter_reduce", "t",
+_METHODS = ("amax", "amin", "bmm", "clamp", "diag", "mm", "multinomial", "norm", "roll", "scatter_reduce", "t",
             "tril", "triu")  # fmt: skip
-globals().update((name, getattr(Tensor, name)) for name in _METHODS)
+globals().update(((name, getattr(Tensor, name)) for name in _METHODS), clip=Tensor.clamp)
 
 
 def meshgrid(*tensors: Any, indexing: Any = "ij") -> tuple[Tensor, ...]:
     """Return the vectors, repeated along the dims of the others; with "xy", the first two dims are swapped."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     positions = np.meshgrid(*(np.arange(int(x.size)) for x in given), indexing=indexing)
-    return tuple(
-        functions.take(functions.reshape(x, -1), Tensor(at).to(x.device), 0)
-        for x, at in zip(given, positions, strict=True)
-    )
+    return tuple(x.flatten().take(Tensor(at).to(x.device), 0) for x, at in zip(given, positions, strict=True))
 
 
 def set_float32_matmul_precision(precision: str) -> None:
