@@ -141,15 +141,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_long = item.path.stem.removeprefix("test_") in _LONG
         if not is_long and not any(item.get_closest_marker(mark) for mark in marks):
             item.add_marker("fast")
-    left_out = []
+    left_out, kept = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         # The part of a matrix that needs a GPU belongs to `-m gpu`, too.
-        if marks.intersection(ON_DEMAND) and not any(mark in wanted for mark in marks & {*ON_DEMAND, "gpu"}):
-            left_out.append(item)
+        is_left_out = marks.intersection(ON_DEMAND) and not any(mark in wanted for mark in marks & {*ON_DEMAND, "gpu"})
+        (left_out if is_left_out else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = kept
     array_backends.skip_without_gpu(items)
 
 
