@@ -6,15 +6,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
-from dis import opmap
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from json import loads
+from opcode import opmap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# The frameworks whose names `simparallel.compat` has.
+FRONTS = ("mindspore", "torch")
 PAGE = "docs/not_here.md"
 _FRONTS = "simparallel.compat."
 # The modules with public names, and where these are defined.

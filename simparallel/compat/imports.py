@@ -10,10 +10,9 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import CodeType, ModuleType
 
-from simparallel.base.hints import Answer, answer_unknown_names
+from simparallel.base.hints import FRONTS, Answer, answer_unknown_names
 from simparallel.errors import InputError
 
-FRONTS = ("mindspore", "torch")
 _HERE = __name__.rpartition(".")[0]
 
 

@@ -278,4 +278,6 @@ def test_launchers_mean_their_frameworks(capfd: pytest.CaptureFixture[str]) -> N
     assert json.loads(Path("a/metrics.json").read_text())["cluster"] == "3 x ascend910"
     assert Path("a/worker_0.log").read_text().count("server 0 has cards 0–2. HCCL: ") == 1
     assert main.main(["msrun", "--as", "none", "--worker_num=1", "--log_dir=a", "theirs.py"]) == 1
-    assert "No module named 'mindspore'" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "No module named 'mindspore'" in told
+    assert "front in its place: simparallel run --as mindspore -n N theirs.py" in told

@@ -402,3 +402,39 @@ def test_callbacks_print_global_steps(capsys):
         "global_step: 2",
         "global_step: 5",
     ]
+
+
+NUMPYS = {
+    "ACos": np.arccos, "Asin": np.arcsin, "Atan": np.arctan, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh,
+    "Expm1": np.expm1, "Floor": np.floor, "Log1p": np.log1p, "Sign": np.sign, "Sin": np.sin, "Sinh": np.sinh,
+    "Tan": np.tan, "Trunc": np.trunc, "Rsqrt": lambda x: 1 / np.sqrt(x), "acos": np.arccos, "asin": np.arcsin,
+    "atan": np.arctan, "ceil": np.ceil, "cos": np.cos, "cosh": np.cosh, "expm1": np.expm1, "floor": np.floor,
+    "log1p": np.log1p, "sin": np.sin, "sinh": np.sinh, "square": np.square, "tan": np.tan, "trunc": np.trunc,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMPYS)
+def test_elementwise_names(name):
+    x, op = np.array([0.25, 0.5], np.float32), getattr(ops, name)
+    found = op()(ms.Tensor(x)) if name[0].isupper() else op(ms.Tensor(x))
+    np.testing.assert_allclose(found.numpy(), NUMPYS[name](x), rtol=1e-6)
+
+
+def test_binary_names():
+    a, b = np.array([3, 5]), np.array([5, 1])
+    for name, expected in {"bitwise_and": a & b, "bitwise_or": a | b, "bitwise_xor": a ^ b}.items():
+        op = getattr(ops, "".join(part.capitalize() for part in name.split("_")))
+        assert op()(ms.Tensor(a), ms.Tensor(b)).tolist() == expected.tolist()
+        assert getattr(ops, name)(ms.Tensor(a), ms.Tensor(b)).tolist() == expected.tolist()
+    for name, wanted in {"ge": a >= b, "gt": a > b, "le": a <= b, "ne": a != b}.items():
+        assert getattr(ops, name)(ms.Tensor(a), ms.Tensor(b)).tolist() == wanted.tolist()
+    assert ops.masked_fill(ms.Tensor(a), ms.Tensor(a > 4), 9).tolist() == [3, 9]
+
+
+def test_gradients_stand_in_composite_too():
+    assert ops.composite.GradOperation()(lambda x: x * x)(ms.Tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
+
+
+def test_positions_of_maxima_are_refused():
+    with refused(InputError):
+        nn.MaxPool2d(2, return_indices=True)

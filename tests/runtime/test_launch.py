@@ -34,7 +34,7 @@ import simparallel as sp
 from simparallel.base.blas import THREAD_VARIABLES
 from simparallel.comm.shm.transport import spread
 from simparallel.errors import LaunchError, RunFailedError
-from simparallel.runtime.launcher.settings import Settings
+from simparallel.runtime.launcher.settings import ClusterSettings
 from simparallel.runtime.logs import Tail
 
 process = pytest.mark.process
@@ -853,8 +853,8 @@ def test_args_may_be_any_iterable(args: Iterable[int]) -> None:
     assert sp.launch(lambda a, b: a + b, args, world_size=2, transport="inline") == [3, 3]
 
 
-def test_settings_for_type_checkers_are_those_of_cluster():
+def test_typed_settings_are_those_of_cluster():
     """`launch` and `dry_run` take them as typed keywords; `tests/typed_program.py` is checked by `mypy`."""
     names = [p.name for p in inspect.signature(sp.Cluster).parameters.values() if p.kind is p.KEYWORD_ONLY]
     typed = get_type_hints(sp.Cluster.__init__)
-    assert get_type_hints(Settings) == {name: typed[name] for name in names}
+    assert get_type_hints(ClusterSettings) == {name: typed[name] for name in names}

@@ -32,12 +32,22 @@ from simparallel.compat.mindspore import (
 )
 from simparallel.compat.mindspore.common import *
 from simparallel.compat.mindspore.context import get_context
-from simparallel.compat.mindspore.parallel import AutoParallel, Layout
+from simparallel.compat.mindspore.parallel import (
+    AutoParallel,
+    Layout,
+    get_algo_parameters,
+    reset_algo_parameters,
+    set_algo_parameters,
+    sync_pipeline_shared_parameters,
+)
 from simparallel.compat.mindspore.train import (
     Callback,
     CheckpointConfig,
     DynamicLossScaleManager,
+    EarlyStopping,
     FixedLossScaleManager,
+    History,
+    LearningRateScheduler,
     LossMonitor,
     ModelCheckpoint,
     TimeMonitor,

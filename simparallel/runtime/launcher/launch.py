@@ -32,7 +32,7 @@ from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import places
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.pool import START_LIMIT_S, Pool, pack
-from simparallel.runtime.launcher.settings import Settings, check_function, check_keywords
+from simparallel.runtime.launcher.settings import ClusterSettings, check_function, check_keywords
 from simparallel.runtime.log_folder import RANK_LINKS, forget_reports
 from simparallel.runtime.preflight import check_memory, check_not_in_a_rank
 from simparallel.runtime.ranks.notices import Notes
@@ -381,7 +381,7 @@ def launch(
     args: tuple[Any, ...] | list[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     world_size: int = 1,
-    **settings: Unpack[Settings],
+    **settings: Unpack[ClusterSettings],
 ) -> Results[T]:
     """Start `world_size` devices, call `fn(*args, **kwargs)` on each, and end them.
 

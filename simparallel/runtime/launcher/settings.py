@@ -28,7 +28,7 @@ class Described(TypedDict, total=False):
     devices_per_rank: int | None
 
 
-class Settings(Described, total=False):
+class ClusterSettings(Described, total=False):
     """The settings of `Cluster`, for type checkers: they find `worldsize=4`."""
 
     device: str | DeviceSpec | ClusterSpec | None

@@ -10,6 +10,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from simparallel.base.hints import FRONTS
 from simparallel.errors import InputError
 
 
@@ -46,6 +47,7 @@ def run_script(name: str, arguments: list[str], with_local_rank: bool = False, i
 
     Raises:
         InputError: it cannot be found, read or compiled.
+        Also the script's own errors; a missing framework that has a front gets a note with the option.
     """
     if with_local_rank:
         arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
@@ -63,7 +65,12 @@ def run_script(name: str, arguments: list[str], with_local_rank: bool = False, i
         sys.argv = [name, *arguments]
         sys.path.insert(0, str(Path(name).resolve().parent))
     sys.modules["__main__"] = module
-    exec(code, module.__dict__)
+    try:
+        exec(code, module.__dict__)
+    except ModuleNotFoundError as error:
+        if error.name in FRONTS:
+            error.add_note(f"With simparallel's front in its place: simparallel run --as {error.name} -n N {name}")
+        raise
 
 
 def _code_of_module(name: str, module: types.ModuleType) -> types.CodeType:

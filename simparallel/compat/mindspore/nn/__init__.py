@@ -285,7 +285,8 @@ def MaxPool2d(
     data_format: str = "NCHW",
 ) -> dict[str, Any]:
     """The maximum of windows, see `sp.nn.MaxPool2d`."""
-    refuse("MaxPool2d", "give NCHW", data_format=data_format != "NCHW", return_indices=return_indices)
+    refuse("MaxPool2d", "give NCHW", data_format=data_format != "NCHW")
+    refuse("MaxPool2d", "see docs/not_here.md for the positions of the maxima", return_indices=return_indices)
     return {"padding": _padding("MaxPool2d", pad_mode, padding)}
 
 
