@@ -239,7 +239,13 @@ def call_case(
 
 
 def ranks_case(given: Values, results: Iterable[Any], inputs: Sequence[tuple[Any, ...]]) -> Case:
-    """Return a case of an answer that runs on ranks, from the right result and the arguments of each rank."""
+    """Return a case of an answer that runs on ranks.
+
+    Args:
+        given: as for `Case`.
+        results: the right result of each rank.
+        inputs: the arguments of each rank.
+    """
     return Case(given, by_rank(results), lambda answer: by_rank(run_ranks(answer, inputs)))
 
 
