@@ -22,6 +22,7 @@ from simparallel.machine.hccl import broken_rule
 from simparallel.machine.jitter import Jitter
 from simparallel.machine.library_times import TIMES, Level, Spread, best_time, stepwise_time
 from simparallel.machine.links import Groups, Link, LinkSpec, Tier
+from simparallel.machine.nccl import Nccl
 from simparallel.machine.numbers import check_number
 
 # A spec holds lists of ranks, which take 0.1 GB for so many.
@@ -68,6 +69,7 @@ class _Placed(NamedTuple):
         unit: number of the rank's unit.
         part, part_name: number of its part, and the name of the tier of which parts are units; "rank" at the lowest.
         position, part_size: its position in the part, and the number of ranks there.
+        joins_nodes: whether units are nodes or larger.
     """
 
     name: str
@@ -77,6 +79,7 @@ class _Placed(NamedTuple):
     part_name: str
     position: np.ndarray
     part_size: np.ndarray
+    joins_nodes: bool
 
     def num_ports(self, ranks: np.ndarray) -> np.ndarray:
         """Return the number of ports of each rank's part."""
@@ -125,6 +128,7 @@ class ClusterSpec:
         tiers: further tiers: islands inside nodes, and racks of nodes, from the inside out, whose ranks are nearer to
             each other.
         device_ids: number of each rank's device on its node; empty for its position there.
+        library: NCCL, whose choices price the collectives; None for the fastest algorithm on the described links.
         rules: "hccl" to refuse groups that HCCL refuses, see `check_group`; "" for none.
         stragglers: rank -> how much slower than described it computes.
         slow_links: rank, or pair of ranks -> how much slower than described its links, or the link between them, are.
@@ -151,6 +155,7 @@ class ClusterSpec:
     tiers: tuple[Tier, ...] = ()
     device_ids: tuple[int, ...] = ()
     rules: str = ""
+    library: Nccl | None = None
     stragglers: dict[int, float] = field(default_factory=dict)
     slow_links: dict[int | tuple[int, int], float] = field(default_factory=dict)
     jitter: Jitter | None = None
@@ -335,7 +340,7 @@ class ClusterSpec:
         inner, outer = ([tier for tier in self.tiers if tier.joins_nodes == where] for where in (False, True))
         # Without a node link, nodes make no difference.
         nodes = self.nodes if self.node_link or outer else everyone
-        network = Tier("network", self.node_link or self.link, everyone)
+        network = Tier("network", self.node_link or self.link, everyone, joins_nodes=True)
         tiers = [*inner, Tier("node", self.link, nodes), *outer, network]
         part_name, part = "rank", np.arange(self.world_size)
         position, part_size = np.zeros_like(part), np.ones_like(part)
@@ -345,7 +350,7 @@ class ClusterSpec:
             for number, group in enumerate(tier.groups):
                 ranks = np.asarray(group)
                 unit[ranks], place[ranks], size[ranks] = number, np.arange(len(ranks)), len(ranks)
-            placed.append(_Placed(tier.name, tier.link, unit, part, part_name, position, part_size))
+            placed.append(_Placed(tier.name, tier.link, unit, part, part_name, position, part_size, tier.joins_nodes))
             part_name, part, position, part_size = tier.name, unit, place, size
         return tuple(placed)
 
@@ -392,6 +397,7 @@ class ClusterSpec:
             int(members_of.max()),
             float(ports.min()),
             float((ports / sizes[meets]).min()),
+            not tier.joins_nodes,
             max((factor for _, factor in self._slow(members, meeting)), default=1.0),
         )
 
@@ -516,7 +522,8 @@ class ClusterSpec:
                 count = num_ranks if self.sharing is None else self.world_size
                 time_s, chosen = self._measured_s(op, size_bytes, count), "measured"
             else:
-                time_s, chosen = best_time(op, size_bytes, self.spread(ranks))
+                library = self.library.best_time if self.library else best_time
+                time_s, chosen = library(op, size_bytes, self.spread(ranks))
         else:
             time_s, chosen = stepwise_time(steps, share, size_bytes, self.spread(ranks)), algorithm
         return Traffic(picoseconds(time_s), round(sent * size_bytes), chosen)
