@@ -191,7 +191,7 @@ def _of_preset(
                 islands.setdefault((node, number // preset.island_size), []).append(rank)
         tier = Tier("island", preset.island_link, tuple(map(tuple, islands.values())))
         plain = replace(plain, tiers=(tier,))
-    return replace(plain, rules=preset.rules)
+    return replace(plain, rules=preset.rules, library=preset.library)
 
 
 def with_device(cluster: ClusterSpec, preset: str | DeviceSpec) -> ClusterSpec:

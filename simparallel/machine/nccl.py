@@ -88,7 +88,7 @@ class Nccl:
         is_pcie: whether the links inside a node are PCIe.
         network_latency_s: what the network's plugin reports: 0 for InfiniBand, 75e-6 for EFA of p4d and p5.
         call_s: what a call takes beyond the model.
-        algorithms: those that may be chosen, as in the variable NCCL_ALGO; empty for all.
+        algorithms, protocols: those that may be chosen, as in the variables NCCL_ALGO and NCCL_PROTO; empty for all.
         sources: see `LinkSpec`.
 
     Raises:
@@ -101,14 +101,17 @@ class Nccl:
     network_latency_s: float = 0.0
     call_s: float = 20e-6
     algorithms: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "algorithms", tuple(self.algorithms))
+        for key in ("algorithms", "protocols"):
+            object.__setattr__(self, key, tuple(getattr(self, key)))
         for key, values, known in (
             ("gpus", (self.gpus,), GPUS),
             ("cpus", (self.cpus,), CPUS),
             ("algorithms", self.algorithms, ALGORITHMS),
+            ("protocols", self.protocols, PROTOCOLS),
         ):
             for value in values:
                 if value not in known:
@@ -154,6 +157,7 @@ class TunerEntry(NamedTuple):
 
     Attributes:
         name: both names.
+        protocol: the protocol.
         latency_us: microseconds of a call without bytes.
         planned, reached: GB/s of the vector, as the tuner plans and on the wire.
         by_size: fraction of these for each power of two from 64 bytes on.
@@ -161,6 +165,7 @@ class TunerEntry(NamedTuple):
     """
 
     name: str
+    protocol: str
     latency_us: float
     planned: float
     reached: float
@@ -223,7 +228,8 @@ def _rows(nccl: Nccl, op: str, at: Spread) -> tuple[TunerEntry, ...]:
     allowed = [name for name in known.get(op, ()) if name in found]
     allowed = [name for name in allowed if name in nccl.algorithms] or allowed
     rows = [_row(nccl, op, at, name, protocol, found[name]) for name in allowed for protocol in range(3)]
-    return tuple(row for row in rows if row.latency_us < inf)
+    rows = [row for row in rows if row.latency_us < inf]
+    return tuple(row for row in rows if row.protocol in nccl.protocols) or tuple(rows)
 
 
 def _row(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, found: ChannelSearch) -> TunerEntry:
@@ -252,7 +258,7 @@ def _row(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, found: Chann
         # Each channel is used twice.
         plateau = 64 * 2 * found.width * n, 1.9 if nccl.gpus == "volta" else 1.4
     label = {"nvls": "NVLS", "nvlstree": "NVLSTree"}.get(name) or f"{name} {PROTOCOLS[protocol]}"
-    return TunerEntry(label, latency, planned, reached, by_size, plateau)
+    return TunerEntry(label, PROTOCOLS[protocol], latency, planned, reached, by_size, plateau)
 
 
 def _latency(nccl: Nccl, op: str, at: Spread, name: str, protocol: int) -> float:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
+from simparallel.machine.nccl import LL, SIMPLE, Nccl
 
 
 class Preset(NamedTuple):
@@ -23,8 +24,7 @@ class Preset(NamedTuple):
         device, link, node_link: as in `ClusterSpec`; `link` joins the islands of a node if it has any.
         node_size: devices of a node; None for any number.
         island_size, island_link: devices of each island of a node, and the links between them.
-        rules: see `ClusterSpec`.
-        sharing: see `ClusterSpec`.
+        rules, sharing, library: see `ClusterSpec`.
     """
 
     device: DeviceSpec
@@ -35,6 +35,7 @@ class Preset(NamedTuple):
     island_link: LinkSpec | None = None
     rules: str = ""
     sharing: Curve | None = None
+    library: Nccl | None = None
 
 
 _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/calculon @caa4b11)"
@@ -71,6 +72,26 @@ def _nvlink(bandwidth: float, links: str, sheet: str) -> LinkSpec:
             "segments": f"assumed: LL128 and Simple, {links}, their latencies and limits as in NCCL's tuner",
         },
     )
+
+
+def _planned(links: str, gbps: float, sheet: str) -> LinkSpec:
+    """Return the links of an NVSwitch with the bandwidth with which NCCL plans."""
+    source = f"assumed: {links}, with which NCCL plans (NVIDIA/nccl @5067397, topo.h); data sheet: {sheet}"
+    return _link(2.5e-6, gbps * 1e9, source)
+
+
+def _nccl(gpus: str, cpus: str, **fields: Any) -> Nccl:
+    """Return NCCL on a kind of machine; its tuner has all other numbers."""
+    sources = {
+        "gpus": "data sheet",
+        "cpus": "data sheet",
+        "call_s": "assumed: what nccl-tests take beyond the tuner's model on two kinds of machine (figures/published)",
+        "network_latency_s": "assumed: aws/aws-ofi-nccl @2daf7d3, platform-aws.cpp",
+        "protocols": "assumed: EFA does not keep the order of 128 bytes, on which LL128 relies",
+        "is_pcie": "data sheet",
+    }
+    found = Nccl(gpus, cpus, **fields)
+    return replace(found, sources={name: sources[name] for name in ("gpus", "cpus", "call_s", *fields)})
 
 
 def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> LinkSpec:
@@ -125,6 +146,28 @@ _ASCEND = _device(
 _HCCS = _link(5e-6, 30e9, "data sheet: Ascend 910, Hot Chips 31: 3 HCCS ports of 240 Gb/s")
 _ROCE_100 = _link(10e-6, 12.5e9, "data sheet: Atlas 900, RoCE 100 Gb/s for each device")
 _REPORTED = "assumed: reported for the 910B; no public data sheet"
+_NVLINK5 = _planned("18 x 40.1 GB/s", 721.8, "NVLink 5, 900 GB/s a direction")
+_NVLINK4 = _planned("18 x 20.6 GB/s", 370.8, "NVLink 4, 450 GB/s a direction")
+
+
+def _blackwell(name: str, sheet: str, tflops: tuple[float, ...], memory_gb: int) -> DeviceSpec:
+    """Return a Blackwell GPU: peaks of 1, 2, 4 and 8 bytes, of dense matrices without TF32."""
+    device = _device(
+        name,
+        [f"data sheet: {sheet}"] * 3,
+        peak_flops_per_s={size: peak * 1e12 for size, peak in zip((1, 2, 4, 8), tflops, strict=True)},
+        memory_bandwidth_bytes_per_s=8e12,
+        memory_bytes=memory_gb * 10**9,
+        launch_s=5e-6,
+    )
+    vector = {2: 2e12 * tflops[2], 4: 1e12 * tflops[2], 8: 1e12 * tflops[3]}
+    return _efficient(device, vector, "assumed: float16 twice as fast as float32")
+
+
+_MI300X_SHEET = "data sheet: AMD Instinct MI300X"
+_L40S_SHEET = "data sheet: NVIDIA L40S"
+_H20_REPORTED = "assumed: reported for the H20; no public data sheet"
+_910C = "assumed: reported for CloudMatrix384 (arXiv 2506.12708)"
 
 
 def _this_host() -> Preset:
@@ -201,6 +244,120 @@ PRESETS: dict[str, Preset] = {
         _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
         _NDR,
         node_size=8,
+    ),
+    "b200-8": Preset(
+        _blackwell("b200", "DGX B200; half of the peaks with sparsity", (4500, 2250, 75, 37), 180),
+        _NVLINK5,
+        _NDR,
+        node_size=8,
+        library=_nccl("blackwell", "intel"),
+    ),
+    "gb200-nvl72": Preset(
+        _blackwell("gb200", "GB200 NVL72; half of the peaks with sparsity", (5000, 2500, 80, 40), 186),
+        _NVLINK5,
+        _NDR,
+        node_size=72,
+        library=_nccl("blackwell", "arm"),
+    ),
+    "h20-8": Preset(
+        _efficient(
+            _device(
+                "h20",
+                [_H20_REPORTED] * 3,
+                peak_flops_per_s={1: 296e12, 2: 148e12, 4: 44e12, 8: 1e12},
+                memory_bandwidth_bytes_per_s=4e12,
+                memory_bytes=96 * 10**9,
+                launch_s=5e-6,
+            ),
+            {2: 88e12, 4: 44e12, 8: 1e12},
+            _H20_REPORTED,
+        ),
+        _NVLINK4,
+        _NDR,
+        node_size=8,
+        library=_nccl("hopper", "intel"),
+    ),
+    "l40s-8": Preset(
+        _efficient(
+            _device(
+                "l40s",
+                [_L40S_SHEET] * 3,
+                peak_flops_per_s={1: 733e12, 2: 362e12, 4: 91.6e12, 8: 1.43e12},
+                memory_bandwidth_bytes_per_s=0.864e12,
+                memory_bytes=48 * 10**9,
+                launch_s=5e-6,
+            ),
+            {2: 91.6e12, 4: 91.6e12, 8: 1.43e12},
+            _L40S_SHEET,
+        ),
+        _link(
+            5e-6, 24e9, "assumed: 2 x 12 GB/s, twice NCCL's plan for PCIe 3.0 x16; data sheet: PCIe 4.0 x16, 32 GB/s"
+        ),
+        _link(5e-6, 12.5e9, "assumed: 100 Gb/s for each GPU"),
+        node_size=8,
+        library=_nccl("ampere", "amd", is_pcie=True),
+    ),
+    "p4d": Preset(
+        replace(
+            _A100,
+            name="a100-40gb",
+            memory_bandwidth_bytes_per_s=1.555e12,
+            memory_bytes=40 * 10**9,
+            sources=_A100.sources | dict.fromkeys(_OF_SHEETS, "data sheet: NVIDIA A100 40GB SXM"),
+        ),
+        _planned("12 x 20.0 GB/s", 240, "NVLink 3, 300 GB/s a direction"),
+        _link(
+            15e-6, 12.5e9, "data sheet: EC2 p4d, 4 x 100 Gb/s EFA", ports=4, sources={"ports": "data sheet: EC2 p4d"}
+        ),
+        node_size=8,
+        library=_nccl("ampere", "intel", network_latency_s=75e-6, protocols=(LL, SIMPLE)),
+    ),
+    "p5": Preset(
+        _hopper("h100", 3.35e12, 80 * 10**9),
+        _NVLINK4,
+        _link(15e-6, 50e9, "data sheet: EC2 p5, 4 x 100 Gb/s EFA for each GPU"),
+        node_size=8,
+        library=_nccl("hopper", "amd", network_latency_s=75e-6),
+    ),
+    "mi300x-8": Preset(
+        _efficient(
+            _device(
+                "mi300x",
+                [_MI300X_SHEET] * 3,
+                peak_flops_per_s={1: 2614.9e12, 2: 1307.4e12, 4: 163.4e12, 8: 163.4e12},
+                memory_bandwidth_bytes_per_s=5.3e12,
+                memory_bytes=192 * 10**9,
+                launch_s=5e-6,
+            ),
+            {2: 163.4e12, 4: 163.4e12, 8: 81.7e12},
+            _MI300X_SHEET,
+        ),
+        _link(
+            5e-6,
+            64e9,
+            f"{_MI300X_SHEET}: 7 links of 64 GB/s a direction",
+            topology="mesh",
+            sources={"topology": _MI300X_SHEET},
+        ),
+        _link(5e-6, 50e9, "assumed: 400 Gb/s for each GPU"),
+        node_size=8,
+    ),
+    "ascend910c-384": Preset(
+        _efficient(
+            DeviceSpec(
+                "ascend910c",
+                peak_flops_per_s={2: 752e12, 4: 188e12},
+                memory_bandwidth_bytes_per_s=3.2e12,
+                memory_bytes=128 * 10**9,
+                launch_s=10e-6,
+                sources=dict.fromkeys((*_OF_SHEETS, "launch_s"), _910C),
+            ),
+            {2: 46e12, 4: 23e12},
+            "assumed: a sixteenth of the peak of products in float16",
+        ),
+        _link(5e-6, 392e9, f"{_910C}, unified bus"),
+        _link(10e-6, 50e9, f"{_910C}, RoCE 400 Gb/s"),
+        node_size=384,
     ),
     "this-host": _this_host(),
 }
