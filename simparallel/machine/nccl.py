@@ -24,6 +24,8 @@ GPUS, CPUS = ("volta", "ampere", "hopper", "blackwell"), ("intel", "amd", "arm")
 PROTOCOLS = LL, LL128, SIMPLE = "LL", "LL128", "Simple"
 # The names that NCCL_ALGO takes; "nvls" and "nvlstree" reduce in the switches of NVLink, "pat" needs a node per rank.
 ALGORITHMS = ("tree", "ring", "nvls", "nvlstree", "pat")
+_OFFERED = {"all_reduce": ("tree", "ring", "nvls", "nvlstree"), "broadcast": ("ring",), "reduce": ("ring",)}
+_OFFERED |= dict.fromkeys(("all_gather", "reduce_scatter"), ("ring", "nvls", "pat"))
 
 # For each protocol.
 _BASE = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "pat": (8.0, 8.0, 8.0)}
@@ -50,6 +52,8 @@ _LL_GPU = {"volta": 39.0, "ampere": 87.7, "hopper": 141.0, "blackwell": 282.0}
 _LL_CPU = {"intel": (39.0, 20.4), "amd": (22.5, 19.0), "arm": (39.0, 20.4)}
 _NVLS_SHARE = {"hopper": 0.85, "blackwell": 0.74}
 _NVLS_ARITY = 32
+# What a call takes beyond the model: with it, nccl-tests on one and on two BM.GPU4.8 (figures/published) have no bias.
+CALL_S = 20e-6
 
 # What a tree reaches of its bandwidth, from 64 bytes on for each power of two.
 _TREE_BY_SIZE = {
@@ -85,9 +89,9 @@ class Nccl:
     Args:
         gpus: the generation of the GPUs: "volta", "ampere", "hopper" or "blackwell".
         cpus: the processors: "intel", "amd" or "arm".
+        call_s: what a call takes beyond the model; see `CALL_S`.
         is_pcie: whether the links inside a node are PCIe.
         network_latency_s: what the network's plugin reports: 0 for InfiniBand, 75e-6 for EFA of p4d and p5.
-        call_s: what a call takes beyond the model.
         algorithms, protocols: those that may be chosen, as in the variables NCCL_ALGO and NCCL_PROTO; empty for all.
         sources: see `LinkSpec`.
 
@@ -96,10 +100,10 @@ class Nccl:
     """
 
     gpus: str
-    cpus: str = "intel"
+    cpus: str
+    call_s: float
     is_pcie: bool = False
     network_latency_s: float = 0.0
-    call_s: float = 20e-6
     algorithms: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict, hash=False)
@@ -119,6 +123,10 @@ class Nccl:
         for key in ("network_latency_s", "call_s"):
             check_number("nccl", key, getattr(self, key))
         check_sources("nccl", self.sources, [each.name for each in fields(self) if each.name != "sources"])
+
+    def has(self, op: str, algorithm: str) -> bool:
+        """Return whether NCCL has an algorithm for a collective."""
+        return algorithm in _OFFERED.get(op, ())
 
     def best_time(self, op: str, size_bytes: float, at: Spread) -> tuple[float, str]:
         """Return (seconds, algorithm) of what NCCL chooses for a collective on a vector; one rank takes no time.
@@ -210,8 +218,8 @@ def channels(nccl: Nccl, at: Spread) -> dict[str, ChannelSearch]:
     found = {"tree": trees, "ring": rings}
     if several and members == 1:
         found["pat"] = rings
-    if nccl.gpus in _NVLS_SHARE and at.has_switch and not nccl.is_pcie and members > 1:
-        heads = min(_NVLS_ARITY, members, ports if several else members)
+    heads = min(_NVLS_ARITY, members, ports if several else members)
+    if nccl.gpus in _NVLS_SHARE and at.has_switch and not nccl.is_pcie and heads > 1:
         # A GPU carries the traffic of every head, and as a head its own twice.
         speed = _below(across if several else within, inside / (heads + 1))
         out = _below(across, min(between * at.ports / heads, 2 * speed)) if several else 0.0
@@ -222,10 +230,8 @@ def channels(nccl: Nccl, at: Spread) -> dict[str, ChannelSearch]:
 @lru_cache(maxsize=4096)
 def _rows(nccl: Nccl, op: str, at: Spread) -> tuple[TunerEntry, ...]:
     """Return the algorithms and protocols that NCCL has for a collective; none if it makes it of messages."""
-    known = {"all_reduce": ("tree", "ring", "nvls", "nvlstree"), "broadcast": ("ring",), "reduce": ("ring",)}
-    known |= dict.fromkeys(("all_gather", "reduce_scatter"), ("ring", "nvls", "pat"))
     found = channels(nccl, at)
-    allowed = [name for name in known.get(op, ()) if name in found]
+    allowed = [name for name in _OFFERED.get(op, ()) if name in found]
     allowed = [name for name in allowed if name in nccl.algorithms] or allowed
     rows = [_row(nccl, op, at, name, protocol, found[name]) for name in allowed for protocol in range(3)]
     rows = [row for row in rows if row.latency_us < inf]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
-from simparallel.machine.nccl import LL, SIMPLE, Nccl
+from simparallel.machine.nccl import CALL_S, LL, SIMPLE, Nccl
 
 
 class Preset(NamedTuple):
@@ -85,12 +85,12 @@ def _nccl(gpus: str, cpus: str, **fields: Any) -> Nccl:
     sources = {
         "gpus": "data sheet",
         "cpus": "data sheet",
-        "call_s": "assumed: what nccl-tests take beyond the tuner's model on two kinds of machine (figures/published)",
+        "call_s": "assumed: what nccl-tests on BM.GPU4.8 take beyond the tuner's model (figures/published)",
         "network_latency_s": "assumed: aws/aws-ofi-nccl @2daf7d3, platform-aws.cpp",
         "protocols": "assumed: EFA does not keep the order of 128 bytes, on which LL128 relies",
         "is_pcie": "data sheet",
     }
-    found = Nccl(gpus, cpus, **fields)
+    found = Nccl(gpus, cpus, CALL_S, **fields)
     return replace(found, sources={name: sources[name] for name in ("gpus", "cpus", "call_s", *fields)})
 
 
@@ -106,18 +106,34 @@ def _device(name: str, sheets: Sequence[str], **numbers: Any) -> DeviceSpec:
     return DeviceSpec(name, sources=sources, **numbers)
 
 
-def _hopper(name: str, memory_bandwidth: float, memory_bytes: int) -> DeviceSpec:
-    sheet = f"data sheet: NVIDIA {name.upper()} Tensor Core GPU, SXM"
+def _gpu(
+    name: str, sheet: str, tflops: Sequence[float], terabytes_per_s: float, gigabytes: int,
+    vector: Sequence[float] = (), vector_sheet: str = "", launch_s: float = 5e-6,
+) -> DeviceSpec:  # fmt: skip
+    """Return a device with efficiencies by size; `tflops` are dense peaks of 1, 2, 4 and 8 bytes, 0 where it has none.
+
+    `vector` has those of other operations for 2, 4 and 8 bytes: by default the peak of 4 bytes for 2 bytes, too.
+    """
+    peaks = {size: float(round(peak * 1e12)) for size, peak in zip((1, 2, 4, 8), tflops, strict=True) if peak}
     device = _device(
         name,
-        (f"{sheet}; dense, without TF32", sheet, sheet),
-        peak_flops_per_s={1: 1978.9e12, 2: 989.4e12, 4: 66.9e12, 8: 33.5e12},
-        memory_bandwidth_bytes_per_s=memory_bandwidth,
-        memory_bytes=memory_bytes,
-        launch_s=5e-6,
+        [sheet] * 3,
+        peak_flops_per_s=peaks,
+        memory_bandwidth_bytes_per_s=terabytes_per_s * 1e12,
+        memory_bytes=gigabytes * 10**9,
+        launch_s=launch_s,
     )
-    vector = {2: 133.8e12, 4: 66.9e12, 8: 33.5e12}
-    return _efficient(device, vector, "data sheet: NVIDIA H100 architecture white paper, SXM5")
+    each = zip((2, 4, 8), vector or (tflops[2], tflops[2], tflops[3]), strict=False)
+    return _efficient(device, {size: float(round(peak * 1e12)) for size, peak in each if peak}, vector_sheet or sheet)
+
+
+def _hopper(name: str, terabytes_per_s: float, gigabytes: int) -> DeviceSpec:
+    sheet = f"data sheet: NVIDIA {name.upper()} Tensor Core GPU, SXM"
+    device = _gpu(
+        name, sheet, (1978.9, 989.4, 66.9, 33.5), terabytes_per_s, gigabytes, (133.8, 66.9, 33.5),
+        "data sheet: NVIDIA H100 architecture white paper, SXM5",
+    )  # fmt: skip
+    return replace(device, sources=device.sources | {"peak_flops_per_s": f"{sheet}; dense, without TF32"})
 
 
 _A100_SHEET = "data sheet: NVIDIA A100 80GB SXM"
@@ -146,26 +162,12 @@ _ASCEND = _device(
 _HCCS = _link(5e-6, 30e9, "data sheet: Ascend 910, Hot Chips 31: 3 HCCS ports of 240 Gb/s")
 _ROCE_100 = _link(10e-6, 12.5e9, "data sheet: Atlas 900, RoCE 100 Gb/s for each device")
 _REPORTED = "assumed: reported for the 910B; no public data sheet"
+_VECTOR_910 = "assumed: a sixteenth of the peak of products in float16"
 _NVLINK5 = _planned("18 x 40.1 GB/s", 721.8, "NVLink 5, 900 GB/s a direction")
+_NDR_B200 = _link(5e-6, 50e9, "data sheet: DGX B200 and GB200 NVL72, InfiniBand NDR 400 Gb/s for each GPU")
 _NVLINK4 = _planned("18 x 20.6 GB/s", 370.8, "NVLink 4, 450 GB/s a direction")
-
-
-def _blackwell(name: str, sheet: str, tflops: tuple[float, ...], memory_gb: int) -> DeviceSpec:
-    """Return a Blackwell GPU: peaks of 1, 2, 4 and 8 bytes, of dense matrices without TF32."""
-    device = _device(
-        name,
-        [f"data sheet: {sheet}"] * 3,
-        peak_flops_per_s={size: peak * 1e12 for size, peak in zip((1, 2, 4, 8), tflops, strict=True)},
-        memory_bandwidth_bytes_per_s=8e12,
-        memory_bytes=memory_gb * 10**9,
-        launch_s=5e-6,
-    )
-    vector = {2: 2e12 * tflops[2], 4: 1e12 * tflops[2], 8: 1e12 * tflops[3]}
-    return _efficient(device, vector, "assumed: float16 twice as fast as float32")
-
-
 _MI300X_SHEET = "data sheet: AMD Instinct MI300X"
-_L40S_SHEET = "data sheet: NVIDIA L40S"
+_SPARSE = "half of the peaks with sparsity"
 _H20_REPORTED = "assumed: reported for the H20; no public data sheet"
 _910C = "assumed: reported for CloudMatrix384 (arXiv 2506.12708)"
 
@@ -205,18 +207,7 @@ PRESETS: dict[str, Preset] = {
         rules="hccl",
     ),
     "ascend910b-8": Preset(
-        _efficient(
-            DeviceSpec(
-                "ascend910b",
-                peak_flops_per_s={2: 376e12, 4: 94e12},
-                memory_bandwidth_bytes_per_s=1.6e12,
-                memory_bytes=64 * 10**9,
-                launch_s=10e-6,
-                sources=dict.fromkeys(_OF_SHEETS, _REPORTED),
-            ),
-            {2: 23e12, 4: 11.5e12},
-            "assumed: a sixteenth of the peak of products in float16",
-        ),
+        _gpu("ascend910b", _REPORTED, (0, 376, 94, 0), 1.6, 64, (23, 11.5), _VECTOR_910, 10e-6),
         _link(
             5e-6,
             56e9,
@@ -234,62 +225,40 @@ PRESETS: dict[str, Preset] = {
         node_size=8,
     ),
     "dgx-h100": Preset(
-        _hopper("h100", 3.35e12, 80 * 10**9),
+        _hopper("h100", 3.35, 80),
         _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
         _NDR,
         node_size=8,
     ),
     "h200-8": Preset(
-        _hopper("h200", 4.8e12, 141 * 10**9),
+        _hopper("h200", 4.8, 141),
         _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
         _NDR,
         node_size=8,
     ),
     "b200-8": Preset(
-        _blackwell("b200", "DGX B200; half of the peaks with sparsity", (4500, 2250, 75, 37), 180),
+        _gpu("b200", f"data sheet: DGX B200; {_SPARSE}", (4500, 2250, 75, 37), 8, 180),
         _NVLINK5,
-        _NDR,
+        _NDR_B200,
         node_size=8,
         library=_nccl("blackwell", "intel"),
     ),
     "gb200-nvl72": Preset(
-        _blackwell("gb200", "GB200 NVL72; half of the peaks with sparsity", (5000, 2500, 80, 40), 186),
+        _gpu("gb200", f"data sheet: GB200 NVL72; {_SPARSE}", (5000, 2500, 80, 40), 8, 186),
         _NVLINK5,
-        _NDR,
+        _NDR_B200,
         node_size=72,
         library=_nccl("blackwell", "arm"),
     ),
     "h20-8": Preset(
-        _efficient(
-            _device(
-                "h20",
-                [_H20_REPORTED] * 3,
-                peak_flops_per_s={1: 296e12, 2: 148e12, 4: 44e12, 8: 1e12},
-                memory_bandwidth_bytes_per_s=4e12,
-                memory_bytes=96 * 10**9,
-                launch_s=5e-6,
-            ),
-            {2: 88e12, 4: 44e12, 8: 1e12},
-            _H20_REPORTED,
-        ),
+        _gpu("h20", _H20_REPORTED, (296, 148, 44, 1), 4, 96),
         _NVLINK4,
-        _NDR,
+        _link(5e-6, 50e9, _H20_REPORTED),
         node_size=8,
         library=_nccl("hopper", "intel"),
     ),
     "l40s-8": Preset(
-        _efficient(
-            _device(
-                "l40s",
-                [_L40S_SHEET] * 3,
-                peak_flops_per_s={1: 733e12, 2: 362e12, 4: 91.6e12, 8: 1.43e12},
-                memory_bandwidth_bytes_per_s=0.864e12,
-                memory_bytes=48 * 10**9,
-                launch_s=5e-6,
-            ),
-            {2: 91.6e12, 4: 91.6e12, 8: 1.43e12},
-            _L40S_SHEET,
-        ),
+        _gpu("l40s", "data sheet: NVIDIA L40S", (733, 362, 91.6, 1.43), 0.864, 48),
         _link(
             5e-6, 24e9, "assumed: 2 x 12 GB/s, twice NCCL's plan for PCIe 3.0 x16; data sheet: PCIe 4.0 x16, 32 GB/s"
         ),
@@ -313,25 +282,14 @@ PRESETS: dict[str, Preset] = {
         library=_nccl("ampere", "intel", network_latency_s=75e-6, protocols=(LL, SIMPLE)),
     ),
     "p5": Preset(
-        _hopper("h100", 3.35e12, 80 * 10**9),
+        _hopper("h100", 3.35, 80),
         _NVLINK4,
         _link(15e-6, 50e9, "data sheet: EC2 p5, 4 x 100 Gb/s EFA for each GPU"),
         node_size=8,
         library=_nccl("hopper", "amd", network_latency_s=75e-6),
     ),
     "mi300x-8": Preset(
-        _efficient(
-            _device(
-                "mi300x",
-                [_MI300X_SHEET] * 3,
-                peak_flops_per_s={1: 2614.9e12, 2: 1307.4e12, 4: 163.4e12, 8: 163.4e12},
-                memory_bandwidth_bytes_per_s=5.3e12,
-                memory_bytes=192 * 10**9,
-                launch_s=5e-6,
-            ),
-            {2: 163.4e12, 4: 163.4e12, 8: 81.7e12},
-            _MI300X_SHEET,
-        ),
+        _gpu("mi300x", _MI300X_SHEET, (2614.9, 1307.4, 163.4, 163.4), 5.3, 192, (163.4, 163.4, 81.7)),
         _link(
             5e-6,
             64e9,
@@ -343,18 +301,7 @@ PRESETS: dict[str, Preset] = {
         node_size=8,
     ),
     "ascend910c-384": Preset(
-        _efficient(
-            DeviceSpec(
-                "ascend910c",
-                peak_flops_per_s={2: 752e12, 4: 188e12},
-                memory_bandwidth_bytes_per_s=3.2e12,
-                memory_bytes=128 * 10**9,
-                launch_s=10e-6,
-                sources=dict.fromkeys((*_OF_SHEETS, "launch_s"), _910C),
-            ),
-            {2: 46e12, 4: 23e12},
-            "assumed: a sixteenth of the peak of products in float16",
-        ),
+        _gpu("ascend910c", _910C, (0, 752, 188, 0), 3.2, 128, (46, 23), _VECTOR_910, 10e-6),
         _link(5e-6, 392e9, f"{_910C}, unified bus"),
         _link(10e-6, 50e9, f"{_910C}, RoCE 400 Gb/s"),
         node_size=384,

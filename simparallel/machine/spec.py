@@ -497,7 +497,7 @@ class ClusterSpec:
             root: position of the root, for operations that have one.
             algorithm: name of the algorithm; a step is as slow as the slowest link between the group's members.
                 `direct` takes the time of the fastest algorithm that libraries choose from, and the bytes that it has
-                in `algorithms/direct.py`.
+                in `algorithms/direct.py`. With NCCL, "ring" and "tree" take the time of NCCL's, where it has them.
 
         Raises:
             ClusterError: no model for `op` by `algorithm`, a rank that does not exist, or a group that the rules
@@ -524,6 +524,9 @@ class ClusterSpec:
             else:
                 library = self.library.best_time if self.library else best_time
                 time_s, chosen = library(op, size_bytes, self.spread(ranks))
+        elif self.library and self.library.has(op, algorithm):
+            stated = replace(self.library, algorithms=(algorithm,))
+            time_s, chosen = stated.best_time(op, size_bytes, self.spread(ranks))
         else:
             time_s, chosen = stepwise_time(steps, share, size_bytes, self.spread(ranks)), algorithm
         return Traffic(picoseconds(time_s), round(sent * size_bytes), chosen)
