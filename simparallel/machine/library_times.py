@@ -1,9 +1,9 @@
-"""How long the collectives of libraries take on described links.
+"""How long the collectives of a library take on any described links.
 
-NCCL and HCCL implement a ring, a tree and phases by levels of the network, and use the fastest for the size. The
-models follow NCCL's tuner (nccl, src/graph/tuning.cc) without its measured factors: latencies add up along the
-path of a chunk, each device drives a port of its own (with n devices per node, a ring is n rings with a part each),
-and the double binary tree of Sanders, Speck, Träff 2009 uses all ports in both directions.
+The library implements a ring, a tree and phases by levels of the network, and uses the fastest for the size: latencies
+add up along the path of a chunk, each device drives a port of its own (with n devices per node, a ring is n rings with
+a part each), and the double binary tree of Sanders, Speck, Träff 2009 uses all ports in both directions. Clusters with
+NCCL have its own choices and times instead (`nccl.py`).
 """
 
 from __future__ import annotations
