@@ -30,8 +30,8 @@ from simparallel.machine.spec import ClusterSpec, LinkUse, Traffic
 
 __all__ = [
     "DEFAULT_DEVICE", "PRESETS", "PS_PER_S", "ClusterSpec", "Curve", "DeviceSpec", "Jitter", "Link", "LinkSpec",
-    "LinkUse", "Nccl", "Preset", "Segment", "Tier", "Traffic", "describe", "expected_busbw", "load_cluster", "picoseconds",
-    "read_host_file", "this_gpu_file", "this_host_file", "with_device",
+    "LinkUse", "Nccl", "Preset", "Segment", "Tier", "Traffic", "describe", "expected_busbw", "load_cluster",
+    "picoseconds", "read_host_file", "this_gpu_file", "this_host_file", "with_device",
 ]  # fmt: skip
 
 

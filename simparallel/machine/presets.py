@@ -305,6 +305,7 @@ PRESETS: dict[str, Preset] = {
         _link(5e-6, 392e9, f"{_910C}, unified bus"),
         _link(10e-6, 50e9, f"{_910C}, RoCE 400 Gb/s"),
         node_size=384,
+        rules="hccl-a2",
     ),
     "this-host": _this_host(),
 }

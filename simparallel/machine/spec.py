@@ -16,9 +16,9 @@ from simparallel.algorithms import names, price, priced
 from simparallel.base.checks import is_integer
 from simparallel.base.units import format_number_of, format_numbers, format_type_of
 from simparallel.errors import ClusterError
+from simparallel.machine import hccl
 from simparallel.machine.description import load, save, table
 from simparallel.machine.device import Curve, DeviceSpec, picoseconds
-from simparallel.machine.hccl import broken_rule
 from simparallel.machine.jitter import Jitter
 from simparallel.machine.library_times import TIMES, Level, Spread, best_time, stepwise_time
 from simparallel.machine.links import Groups, Link, LinkSpec, Tier
@@ -29,7 +29,7 @@ from simparallel.machine.numbers import check_number
 MAX_RANKS = 1 << 20
 # Prices of messages that a cluster keeps.
 MAX_MESSAGES = 1 << 16
-RULES = ("", "hccl")
+RULES = ("", "hccl", "hccl-a2")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class ClusterSpec:
             each other.
         device_ids: number of each rank's device on its node; empty for its position there.
         library: NCCL, whose choices price the collectives; None for the fastest algorithm on the described links.
-        rules: "hccl" to refuse groups that HCCL refuses, see `check_group`; "" for none.
+        rules: "hccl" to refuse groups that HCCL refuses, see `check_group`; "hccl-a2" for the algorithms that it
+            chooses between servers of Atlas A2; "" for none.
         stragglers: rank -> how much slower than described it computes.
         slow_links: rank, or pair of ranks -> how much slower than described its links, or the link between them, are.
         jitter: a random factor on the time of every operation; None for none.
@@ -522,8 +523,10 @@ class ClusterSpec:
                 count = num_ranks if self.sharing is None else self.world_size
                 time_s, chosen = self._measured_s(op, size_bytes, count), "measured"
             else:
-                library = self.library.best_time if self.library else best_time
-                time_s, chosen = library(op, size_bytes, self.spread(ranks))
+                default = hccl.best_time if self.rules == "hccl-a2" else best_time
+                time_s, chosen = (self.library.best_time if self.library else default)(
+                    op, size_bytes, self.spread(ranks)
+                )
         elif self.library and self.library.has(op, algorithm):
             stated = replace(self.library, algorithms=(algorithm,))
             time_s, chosen = stated.best_time(op, size_bytes, self.spread(ranks))
@@ -566,7 +569,7 @@ class ClusterSpec:
         Raises:
             ClusterError: the group breaks a rule. Fact: `ranks`.
         """
-        if not self.rules:
+        if self.rules != "hccl":
             return
         on_nodes: dict[int, list[int]] = {}
         for rank in ranks:
@@ -574,7 +577,7 @@ class ClusterSpec:
         many = len(ranks) == self.world_size and len(on_nodes) > 1
         for node, members in on_nodes.items():
             cards = sorted(self.device_id(rank) for rank in members)
-            if text := broken_rule(cards, many):
+            if text := hccl.broken_rule(cards, many):
                 raise ClusterError(
                     f"group of {format_number_of(len(ranks), 'rank')}: ranks {format_numbers(sorted(members))} are "
                     f"cards {format_numbers(cards)} of server {node}. HCCL: {text}, or a cluster without its rules.",

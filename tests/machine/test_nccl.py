@@ -138,6 +138,7 @@ def test_stated_algorithms_and_protocols():
 
 # --- what holds for all --------------------------------------------------------------------------------
 
+sizes = st.integers(0, 10 * GIB) | st.integers(0, 2 * MIB)
 OPS = (
     "all_reduce",
     "all_gather",
@@ -151,6 +152,33 @@ OPS = (
 )
 
 
+@given(st.sampled_from(["ascend910b-8", "ascend910c-384"]), st.integers(1, 5), st.sampled_from(OPS), sizes, sizes)
+def test_hccl_grows_with_bytes_and_servers(name, nodes, op, size_a, size_b):
+    few, more = (replace(describe(8 * k, name, nodes=k), rules="hccl-a2") for k in (nodes, nodes + 1))
+    small, large = sorted((size_a, size_b))
+    times = [
+        c.collective(op, n, tuple(range(c.world_size))).time_ps for c, n in ((few, small), (few, large), (more, large))
+    ]
+    assert times[0] <= times[1]
+    if op == "all_reduce":
+        assert times[1] <= times[2] or nodes == 1  # a mesh alone is slow
+
+
+def test_hccl_chooses_between_servers():
+    """Two steps of 60 us a server more for a ring, log2 of the servers for NHR; then the bytes through a rail each."""
+    cluster = replace(describe(32, "ascend910b-8", nodes=4), rules="hccl-a2")
+    mesh_us = 2 * (5 + MIB / 8 / 56e3)  # one step of 5 us, on 7 links of 56 GB/s
+    rail_us = 2 * (2 * 60 + MIB / 8 * 3 / 4 / 25e3)
+    cost = cluster.collective("all_reduce", MIB, tuple(range(32)))
+    assert (cost.time_ps / 1e6, cost.algorithm) == (pytest.approx(mesh_us + rail_us), "NHR")
+    # From 1 MiB for each rank on, both overlap.
+    cost = cluster.collective("all_reduce", 32 * MIB, tuple(range(32)))
+    assert cost.time_ps / 1e6 == pytest.approx(2 * (2 * 60 + 4 * MIB * 3 / 4 / 25e3))
+    two = cluster.collective("all_gather", MIB, (0, 8))
+    assert (two.time_ps / 1e6, two.algorithm) == (pytest.approx(60 + MIB / 2 / 25e3), "ring")
+    assert cluster.collective("all_reduce", MIB, tuple(range(8))).algorithm == "fullmesh"
+
+
 @st.composite
 def calls(draw):
     """(cluster of a preset, op, group)"""
@@ -159,9 +187,6 @@ def calls(draw):
     cluster = dgx(name, 8 * nodes) if name in LIBRARIES else describe(8 * nodes, name, nodes=nodes)
     ranks = draw(st.permutations(range(cluster.world_size)))
     return cluster, draw(st.sampled_from(OPS)), tuple(ranks[: draw(st.integers(1, cluster.world_size))])
-
-
-sizes = st.integers(0, 10 * GIB) | st.integers(0, 2 * MIB)
 
 
 @given(calls(), sizes, sizes)
