@@ -91,7 +91,7 @@ class Nccl:
         cpus: the processors: "intel", "amd" or "arm".
         call_s: what a call takes beyond the model; see `CALL_S`.
         is_pcie: whether the links inside a node are PCIe.
-        network_latency_s: what the network's plugin reports: 0 for InfiniBand, 75e-6 for EFA of p4d and p5.
+        network_latency_s: what the network's plugin reports: 0 for InfiniBand, 75e-6 for EFA of p4d, p4de and p5.
         algorithms, protocols: those that may be chosen, as in the variables NCCL_ALGO and NCCL_PROTO; a collective that
             has none of them chooses among all.
         sources: see `LinkSpec`.

@@ -145,6 +145,9 @@ _A100 = _device(
     memory_bytes=80 * 10**9,
     launch_s=5e-6,
 )
+_EFFICIENT_A100 = _efficient(
+    _A100, {2: 78e12, 4: 19.5e12, 8: 9.7e12}, "data sheet: NVIDIA A100 architecture white paper"
+)
 _HDR = _link(5e-6, 25e9, "data sheet: DGX A100, InfiniBand HDR 200 Gb/s for each GPU")
 _NDR = _link(5e-6, 50e9, "data sheet: DGX H100, InfiniBand NDR 400 Gb/s for each GPU")
 _ASCEND = _device(
@@ -165,6 +168,7 @@ _REPORTED = "assumed: reported for the 910B; no public data sheet"
 _VECTOR_910 = "assumed: a sixteenth of the peak of products in float16"
 _NVLINK5 = _planned("18 x 40.1 GB/s", 721.8, "NVLink 5, 900 GB/s a direction")
 _NDR_B200 = _link(5e-6, 50e9, "data sheet: DGX B200 and GB200 NVL72, InfiniBand NDR 400 Gb/s for each GPU")
+_NVLINK3 = _planned("12 x 20.0 GB/s", 240, "NVLink 3, 300 GB/s a direction")
 _NVLINK4 = _planned("18 x 20.6 GB/s", 370.8, "NVLink 4, 450 GB/s a direction")
 _MI300X_SHEET = "data sheet: AMD Instinct MI300X"
 _SPARSE = "half of the peaks with sparsity"
@@ -219,7 +223,7 @@ PRESETS: dict[str, Preset] = {
         node_size=8,
     ),
     "dgx-a100": Preset(
-        _efficient(_A100, {2: 78e12, 4: 19.5e12, 8: 9.7e12}, "data sheet: NVIDIA A100 architecture white paper"),
+        _EFFICIENT_A100,
         _nvlink(240e9, "12 x 20.0 GB/s", "data sheet: NVLink 3, 300 GB/s a direction; NCCL plans with less"),
         _HDR,
         node_size=8,
@@ -266,17 +270,11 @@ PRESETS: dict[str, Preset] = {
         node_size=8,
         library=_nccl("ampere", "amd", is_pcie=True),
     ),
-    "p4d": Preset(
-        replace(
-            _A100,
-            name="a100-40gb",
-            memory_bandwidth_bytes_per_s=1.555e12,
-            memory_bytes=40 * 10**9,
-            sources=_A100.sources | dict.fromkeys(_OF_SHEETS, "data sheet: NVIDIA A100 40GB SXM"),
-        ),
-        _planned("12 x 20.0 GB/s", 240, "NVLink 3, 300 GB/s a direction"),
+    "p4de": Preset(
+        _EFFICIENT_A100,
+        _NVLINK3,
         _link(
-            15e-6, 12.5e9, "data sheet: EC2 p4d, 4 x 100 Gb/s EFA", ports=4, sources={"ports": "data sheet: EC2 p4d"}
+            15e-6, 12.5e9, "data sheet: EC2 p4de, 4 x 100 Gb/s EFA", ports=4, sources={"ports": "data sheet: EC2 p4de"}
         ),
         node_size=8,
         library=_nccl("ampere", "intel", network_latency_s=75e-6, protocols=(LL, SIMPLE)),

@@ -58,7 +58,7 @@ def priced(cluster, op, size_bytes, ranks=None, **how):
         # One port each, 48 of 50 GB/s, doubled
         (dgx("h100", 16), (0, 8), "ring", (2, 24.0, 24.0)),
         # 4 ports of 100 Gb/s
-        (describe(16, "p4d"), range(16), "ring", (4, 12.0, 12.0)),
+        (describe(16, "p4de"), range(16), "ring", (4, 12.0, 12.0)),
     ],
 )
 def test_channels_are_those_of_the_search(cluster, ranks, algorithm, expected):
@@ -109,7 +109,7 @@ def test_channels_are_those_of_the_search(cluster, ranks, algorithm, expected):
         # One GPU on each of 2 nodes: the latency of the tree between them, once; 48 x 0.5, at most 39 with Intel
         (dgx("h100", 16), "all_reduce", KIB, (0, 8), "ring LL", 6.6 + 2 * 5 + 1024 / (24e3 * 2 / 2)),
         # EFA: 75 us once for LL, twice for Simple
-        (describe(16, "p4d"), "all_reduce", 0, range(16), "tree LL", 6.8 + 2 * (7 * 0.6 + 5 + 75)),
+        (describe(16, "p4de"), "all_reduce", 0, range(16), "tree LL", 6.8 + 2 * (7 * 0.6 + 5 + 75)),
         (describe(16, "l40s-8"), "reduce", 0, range(8), "ring LL", 6.6 + 1.0),
     ],
 )  # fmt: skip
@@ -273,7 +273,7 @@ TABLE = json.loads((Path(__file__).parents[2] / "figures/published/nccl_all_redu
 def errors(name):
     """Return ln(predicted / published) of a run, from 32 KiB on."""
     run = TABLE["runs"][name]
-    preset = "p4d" if "plugin_us" in run else f"dgx-{run['device']}"
+    preset = "p4de" if "plugin_us" in run else f"dgx-{run['device']}"
     cluster = describe(run["gpus"], preset, nodes=run["nodes"])
     if "plugin_us" not in run:
         cluster = replace(cluster, library=replace(LIBRARIES[run["device"]], cpus=run["cpus"]))
