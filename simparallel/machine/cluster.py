@@ -7,7 +7,7 @@ A `DeviceSpec` and a `LinkSpec` convert flops and bytes to simulated picoseconds
 Models: an operation takes launch cost + max(flops / rate, bytes / bandwidth) (a roofline), and a small one reaches a
 fraction of both where the device says so; communication follows Hockney, latency + bytes / bandwidth per step of an
 algorithm (`algorithms`). A collective takes the time of the algorithm that a library would choose: ring, tree, all
-links of a full mesh at once, or phases inside and between the tiers of the network.
+links of a full mesh at once, or phases inside and between the tiers of the network; or of what NCCL chooses (`Nccl`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from simparallel.machine.device import PS_PER_S, Curve, DeviceSpec, picoseconds
 from simparallel.machine.hostfile import read_host_file
 from simparallel.machine.jitter import Jitter
 from simparallel.machine.links import Link, LinkSpec, Segment, Tier
+from simparallel.machine.nccl import Nccl
 from simparallel.machine.presets import DEFAULT_DEVICE, PRESETS, THIS_GPU, Preset, this_gpu_file, this_host_file
 from simparallel.machine.spec import ClusterSpec, LinkUse, Traffic
 
 __all__ = [
     "DEFAULT_DEVICE", "PRESETS", "PS_PER_S", "ClusterSpec", "Curve", "DeviceSpec", "Jitter", "Link", "LinkSpec",
-    "LinkUse", "Preset", "Segment", "Tier", "Traffic", "describe", "expected_busbw", "load_cluster", "picoseconds",
-    "read_host_file", "this_gpu_file", "this_host_file", "with_device",
+    "LinkUse", "Nccl", "Preset", "Segment", "Tier", "Traffic", "describe", "expected_busbw", "load_cluster",
+    "picoseconds", "read_host_file", "this_gpu_file", "this_host_file", "with_device",
 ]  # fmt: skip
 
 
@@ -192,7 +193,7 @@ def _of_preset(
                 islands.setdefault((node, number // preset.island_size), []).append(rank)
         tier = Tier("island", preset.island_link, tuple(map(tuple, islands.values())))
         plain = replace(plain, tiers=(tier,))
-    return replace(plain, rules=preset.rules)
+    return replace(plain, rules=preset.rules, library=preset.library)
 
 
 def with_device(cluster: ClusterSpec, preset: str | DeviceSpec) -> ClusterSpec:

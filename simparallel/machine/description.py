@@ -221,7 +221,7 @@ def _shown(value: Any) -> str:
 def table(cluster: Any) -> str:
     """Return the numbers of a cluster as a table, each with its source; a number without one is assumed."""
     specs = {"device": cluster.device, "link": cluster.link, "node_link": cluster.node_link}
-    specs |= {tier.name: tier.link for tier in cluster.tiers}
+    specs |= {tier.name: tier.link for tier in cluster.tiers} | {"library": cluster.library}
     specs |= {f"{op} of {count}": by[count] for op, by in cluster.measured.items() for count in by}
     rows = [row for name, spec in specs.items() if spec for row in _rows(name, spec)]
     if cluster.sharing:
@@ -247,7 +247,8 @@ def _rows(name: str, spec: Any) -> list[tuple[str, str, str, str]]:
             else {each.name: value}
         )
         rows += [(name, field, _number(each.name, number), source) for field, number in numbers.items()]
-    return rows + [(name, "notes", "", spec.notes)] * bool(spec.notes)
+    notes = getattr(spec, "notes", "")
+    return rows + [(name, "notes", "", notes)] * bool(notes)
 
 
 def _number(name: str, value: Any) -> str:
@@ -265,4 +266,6 @@ def _number(name: str, value: Any) -> str:
         return f"{format_bytes(value)}/s"
     if name.endswith("_s"):
         return format_seconds(value)
+    if isinstance(value, tuple):
+        return ", ".join(value)
     return format_bytes(value) if name.endswith("_bytes") else f"{value}"

@@ -1,9 +1,9 @@
-"""How long the collectives of libraries take on described links.
+"""How long the collectives of a library take on any described links.
 
-NCCL and HCCL implement a ring, a tree and phases by levels of the network, and use the fastest for the size. The
-models follow NCCL's tuner (nccl, src/graph/tuning.cc) without its measured factors: latencies add up along the
-path of a chunk, each device drives a port of its own (with n devices per node, a ring is n rings with a part each),
-and the double binary tree of Sanders, Speck, Träff 2009 uses all ports in both directions.
+The library implements a ring, a tree and phases by levels of the network, and uses the fastest for the size: latencies
+add up along the path of a chunk, each device drives a port of its own (with n devices per node, a ring is n rings with
+a part each), and the double binary tree of Sanders, Speck, Träff 2009 uses all ports in both directions. Clusters with
+NCCL have its own choices and times instead (`nccl.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Level(NamedTuple):
         fewest, most: smallest and largest number of members of a unit.
         ports: smallest number of ports that carry a part's traffic to the others, as far as oversubscription lets them.
         share: smallest number of such ports per member of a part.
+        in_node: whether the tier is inside of nodes.
         factor: how much slower than described the links are.
     """
 
@@ -40,7 +41,14 @@ class Level(NamedTuple):
     most: int
     ports: float
     share: float
+    in_node: bool = True
     factor: float = 1.0
+
+    @property
+    def peak_gbps(self) -> float:
+        """What a port or link carries at most, of all sizes [GB/s]; a mesh has links to all others."""
+        peak = max(segment.bandwidth_bytes_per_s for segment in self.link.all_segments)
+        return peak / 1e9 * {"switch": 1, "ring": min(2, self.wired - 1), "mesh": self.wired - 1}[self.link.topology]
 
 
 class Spread(NamedTuple):
@@ -80,6 +88,36 @@ class Spread(NamedTuple):
         """Return the latency [s] of a path through all members."""
         parts = (self.ranks, *(level.units for level in self.levels))
         return sum((parts[i] - level.units) * self.near[i].latency_s for i, level in enumerate(self.levels))
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that have members."""
+        return next((level.units for level in reversed(self.levels) if level.in_node), self.ranks)
+
+    @property
+    def inside(self) -> float:
+        """What the links of a member inside its node carry at most [GB/s]; infinite for one member on each node."""
+        return min((level.peak_gbps * level.share for level in self.levels if level.in_node), default=inf)
+
+    @property
+    def between(self) -> float:
+        """What a port of a node carries at most [GB/s]; infinite on one node."""
+        return min((level.peak_gbps for level in self.levels if not level.in_node), default=inf)
+
+    @property
+    def ports(self) -> float:
+        """Smallest number of ports of a node, as far as oversubscription lets them; 0 on one node."""
+        return min((level.ports for level in self.levels if not level.in_node), default=0.0)
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether a single switch joins the members on a node."""
+        return [level.link.topology for level in self.levels if level.in_node] == ["switch"]
+
+    @property
+    def slowdown(self) -> float:
+        """How much slower than described the slowest link is."""
+        return max((level.factor for level in self.levels), default=1.0)
 
     @property
     def slowest(self) -> Link:

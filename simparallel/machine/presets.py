@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
+from simparallel.machine.nccl import CALL_S, LL, SIMPLE, Nccl
 
 
 class Preset(NamedTuple):
@@ -23,8 +24,7 @@ class Preset(NamedTuple):
         device, link, node_link: as in `ClusterSpec`; `link` joins the islands of a node if it has any.
         node_size: devices of a node; None for any number.
         island_size, island_link: devices of each island of a node, and the links between them.
-        rules: see `ClusterSpec`.
-        sharing: see `ClusterSpec`.
+        rules, sharing, library: see `ClusterSpec`.
     """
 
     device: DeviceSpec
@@ -35,6 +35,7 @@ class Preset(NamedTuple):
     island_link: LinkSpec | None = None
     rules: str = ""
     sharing: Curve | None = None
+    library: Nccl | None = None
 
 
 _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/calculon @caa4b11)"
@@ -73,6 +74,26 @@ def _nvlink(bandwidth: float, links: str, sheet: str) -> LinkSpec:
     )
 
 
+def _planned(links: str, gbps: float, sheet: str) -> LinkSpec:
+    """Return the links of an NVSwitch with the bandwidth with which NCCL plans."""
+    source = f"assumed: {links}, with which NCCL plans (NVIDIA/nccl @5067397, topo.h); data sheet: {sheet}"
+    return _link(2.5e-6, gbps * 1e9, source)
+
+
+def _nccl(gpus: str, cpus: str, **fields: Any) -> Nccl:
+    """Return NCCL on a kind of machine; its tuner has all other numbers."""
+    sources = {
+        "gpus": "data sheet",
+        "cpus": "data sheet",
+        "call_s": "assumed: what nccl-tests on BM.GPU4.8 take beyond the tuner's model (figures/published)",
+        "network_latency_s": "assumed: aws/aws-ofi-nccl @2daf7d3, platform-aws.cpp",
+        "protocols": "assumed: EFA does not keep the order of 128 bytes, on which LL128 relies",
+        "is_pcie": "data sheet",
+    }
+    found = Nccl(gpus, cpus, CALL_S, **fields)
+    return replace(found, sources={name: sources[name] for name in ("gpus", "cpus", "call_s", *fields)})
+
+
 def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> LinkSpec:
     """Return links with the source of their bandwidth; the latency is assumed."""
     sources = {"latency_s": "assumed", "bandwidth_bytes_per_s": source} | fields.pop("sources", {})
@@ -85,18 +106,34 @@ def _device(name: str, sheets: Sequence[str], **numbers: Any) -> DeviceSpec:
     return DeviceSpec(name, sources=sources, **numbers)
 
 
-def _hopper(name: str, memory_bandwidth: float, memory_bytes: int) -> DeviceSpec:
-    sheet = f"data sheet: NVIDIA {name.upper()} Tensor Core GPU, SXM"
+def _gpu(
+    name: str, sheet: str, tflops: Sequence[float], terabytes_per_s: float, gigabytes: int,
+    vector: Sequence[float] = (), vector_sheet: str = "", launch_s: float = 5e-6,
+) -> DeviceSpec:  # fmt: skip
+    """Return a device with efficiencies by size; `tflops` are dense peaks of 1, 2, 4 and 8 bytes, 0 where it has none.
+
+    `vector` has those of other operations for 2, 4 and 8 bytes: by default the peak of 4 bytes for 2 bytes, too.
+    """
+    peaks = {size: float(round(peak * 1e12)) for size, peak in zip((1, 2, 4, 8), tflops, strict=True) if peak}
     device = _device(
         name,
-        (f"{sheet}; dense, without TF32", sheet, sheet),
-        peak_flops_per_s={1: 1978.9e12, 2: 989.4e12, 4: 66.9e12, 8: 33.5e12},
-        memory_bandwidth_bytes_per_s=memory_bandwidth,
-        memory_bytes=memory_bytes,
-        launch_s=5e-6,
+        [sheet] * 3,
+        peak_flops_per_s=peaks,
+        memory_bandwidth_bytes_per_s=terabytes_per_s * 1e12,
+        memory_bytes=gigabytes * 10**9,
+        launch_s=launch_s,
     )
-    vector = {2: 133.8e12, 4: 66.9e12, 8: 33.5e12}
-    return _efficient(device, vector, "data sheet: NVIDIA H100 architecture white paper, SXM5")
+    each = zip((2, 4, 8), vector or (tflops[2], tflops[2], tflops[3]), strict=False)
+    return _efficient(device, {size: float(round(peak * 1e12)) for size, peak in each if peak}, vector_sheet or sheet)
+
+
+def _hopper(name: str, terabytes_per_s: float, gigabytes: int) -> DeviceSpec:
+    sheet = f"data sheet: NVIDIA {name.upper()} Tensor Core GPU, SXM"
+    device = _gpu(
+        name, sheet, (1978.9, 989.4, 66.9, 33.5), terabytes_per_s, gigabytes, (133.8, 66.9, 33.5),
+        "data sheet: NVIDIA H100 architecture white paper, SXM5",
+    )  # fmt: skip
+    return replace(device, sources=device.sources | {"peak_flops_per_s": f"{sheet}; dense, without TF32"})
 
 
 _A100_SHEET = "data sheet: NVIDIA A100 80GB SXM"
@@ -107,6 +144,9 @@ _A100 = _device(
     memory_bandwidth_bytes_per_s=2.039e12,
     memory_bytes=80 * 10**9,
     launch_s=5e-6,
+)
+_EFFICIENT_A100 = _efficient(
+    _A100, {2: 78e12, 4: 19.5e12, 8: 9.7e12}, "data sheet: NVIDIA A100 architecture white paper"
 )
 _HDR = _link(5e-6, 25e9, "data sheet: DGX A100, InfiniBand HDR 200 Gb/s for each GPU")
 _NDR = _link(5e-6, 50e9, "data sheet: DGX H100, InfiniBand NDR 400 Gb/s for each GPU")
@@ -125,6 +165,15 @@ _ASCEND = _device(
 _HCCS = _link(5e-6, 30e9, "data sheet: Ascend 910, Hot Chips 31: 3 HCCS ports of 240 Gb/s")
 _ROCE_100 = _link(10e-6, 12.5e9, "data sheet: Atlas 900, RoCE 100 Gb/s for each device")
 _REPORTED = "assumed: reported for the 910B; no public data sheet"
+_VECTOR_910 = "assumed: a sixteenth of the peak of products in float16"
+_NVLINK5 = _planned("18 x 40.1 GB/s", 721.8, "NVLink 5, 900 GB/s a direction")
+_NDR_B200 = _link(5e-6, 50e9, "data sheet: DGX B200 and GB200 NVL72, InfiniBand NDR 400 Gb/s for each GPU")
+_NVLINK3 = _planned("12 x 20.0 GB/s", 240, "NVLink 3, 300 GB/s a direction")
+_NVLINK4 = _planned("18 x 20.6 GB/s", 370.8, "NVLink 4, 450 GB/s a direction")
+_MI300X_SHEET = "data sheet: AMD Instinct MI300X"
+_SPARSE = "half of the peaks with sparsity"
+_H20_REPORTED = "assumed: reported for the H20; no public data sheet"
+_910C = "assumed: reported for CloudMatrix384 (arXiv 2506.12708)"
 
 
 def _this_host() -> Preset:
@@ -162,18 +211,7 @@ PRESETS: dict[str, Preset] = {
         rules="hccl",
     ),
     "ascend910b-8": Preset(
-        _efficient(
-            DeviceSpec(
-                "ascend910b",
-                peak_flops_per_s={2: 376e12, 4: 94e12},
-                memory_bandwidth_bytes_per_s=1.6e12,
-                memory_bytes=64 * 10**9,
-                launch_s=10e-6,
-                sources=dict.fromkeys(_OF_SHEETS, _REPORTED),
-            ),
-            {2: 23e12, 4: 11.5e12},
-            "assumed: a sixteenth of the peak of products in float16",
-        ),
+        _gpu("ascend910b", _REPORTED, (0, 376, 94, 0), 1.6, 64, (23, 11.5), _VECTOR_910, 10e-6),
         _link(
             5e-6,
             56e9,
@@ -185,22 +223,87 @@ PRESETS: dict[str, Preset] = {
         node_size=8,
     ),
     "dgx-a100": Preset(
-        _efficient(_A100, {2: 78e12, 4: 19.5e12, 8: 9.7e12}, "data sheet: NVIDIA A100 architecture white paper"),
+        _EFFICIENT_A100,
         _nvlink(240e9, "12 x 20.0 GB/s", "data sheet: NVLink 3, 300 GB/s a direction; NCCL plans with less"),
         _HDR,
         node_size=8,
     ),
     "dgx-h100": Preset(
-        _hopper("h100", 3.35e12, 80 * 10**9),
+        _hopper("h100", 3.35, 80),
         _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
         _NDR,
         node_size=8,
     ),
     "h200-8": Preset(
-        _hopper("h200", 4.8e12, 141 * 10**9),
+        _hopper("h200", 4.8, 141),
         _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
         _NDR,
         node_size=8,
+    ),
+    "b200-8": Preset(
+        _gpu("b200", f"data sheet: DGX B200; {_SPARSE}", (4500, 2250, 75, 37), 8, 180),
+        _NVLINK5,
+        _NDR_B200,
+        node_size=8,
+        library=_nccl("blackwell", "intel"),
+    ),
+    "gb200-nvl72": Preset(
+        _gpu("gb200", f"data sheet: GB200 NVL72; {_SPARSE}", (5000, 2500, 80, 40), 8, 186),
+        _NVLINK5,
+        _NDR_B200,
+        node_size=72,
+        library=_nccl("blackwell", "arm"),
+    ),
+    "h20-8": Preset(
+        _gpu("h20", _H20_REPORTED, (296, 148, 44, 1), 4, 96),
+        _NVLINK4,
+        _link(5e-6, 50e9, _H20_REPORTED),
+        node_size=8,
+        library=_nccl("hopper", "intel"),
+    ),
+    "l40s-8": Preset(
+        _gpu("l40s", "data sheet: NVIDIA L40S", (733, 362, 91.6, 1.43), 0.864, 48),
+        _link(
+            5e-6, 24e9, "assumed: 2 x 12 GB/s, twice NCCL's plan for PCIe 3.0 x16; data sheet: PCIe 4.0 x16, 32 GB/s"
+        ),
+        _link(5e-6, 12.5e9, "assumed: 100 Gb/s for each GPU"),
+        node_size=8,
+        library=_nccl("ampere", "amd", is_pcie=True),
+    ),
+    "p4de": Preset(
+        _EFFICIENT_A100,
+        _NVLINK3,
+        _link(
+            15e-6, 12.5e9, "data sheet: EC2 p4de, 4 x 100 Gb/s EFA", ports=4, sources={"ports": "data sheet: EC2 p4de"}
+        ),
+        node_size=8,
+        library=_nccl("ampere", "intel", network_latency_s=75e-6, protocols=(LL, SIMPLE)),
+    ),
+    "p5": Preset(
+        _hopper("h100", 3.35, 80),
+        _NVLINK4,
+        _link(15e-6, 50e9, "data sheet: EC2 p5, 4 x 100 Gb/s EFA for each GPU"),
+        node_size=8,
+        library=_nccl("hopper", "amd", network_latency_s=75e-6),
+    ),
+    "mi300x-8": Preset(
+        _gpu("mi300x", _MI300X_SHEET, (2614.9, 1307.4, 163.4, 163.4), 5.3, 192, (163.4, 163.4, 81.7)),
+        _link(
+            5e-6,
+            64e9,
+            f"{_MI300X_SHEET}: 7 links of 64 GB/s a direction",
+            topology="mesh",
+            sources={"topology": _MI300X_SHEET},
+        ),
+        _link(5e-6, 50e9, "assumed: 400 Gb/s for each GPU"),
+        node_size=8,
+    ),
+    "ascend910c-384": Preset(
+        _gpu("ascend910c", _910C, (0, 752, 188, 0), 3.2, 128, (46, 23), _VECTOR_910, 10e-6),
+        _link(5e-6, 392e9, f"{_910C}, unified bus"),
+        _link(10e-6, 50e9, f"{_910C}, RoCE 400 Gb/s"),
+        node_size=384,
+        rules="hccl-a2",
     ),
     "this-host": _this_host(),
 }

@@ -16,19 +16,20 @@ from simparallel.algorithms import names, price, priced
 from simparallel.base.checks import is_integer
 from simparallel.base.units import format_number_of, format_numbers, format_type_of
 from simparallel.errors import ClusterError
+from simparallel.machine import hccl
 from simparallel.machine.description import load, save, table
 from simparallel.machine.device import Curve, DeviceSpec, picoseconds
-from simparallel.machine.hccl import broken_rule
 from simparallel.machine.jitter import Jitter
 from simparallel.machine.library_times import TIMES, Level, Spread, best_time, stepwise_time
 from simparallel.machine.links import Groups, Link, LinkSpec, Tier
+from simparallel.machine.nccl import Nccl
 from simparallel.machine.numbers import check_number
 
 # A spec holds lists of ranks, which take 0.1 GB for so many.
 MAX_RANKS = 1 << 20
 # Prices of messages that a cluster keeps.
 MAX_MESSAGES = 1 << 16
-RULES = ("", "hccl")
+RULES = ("", "hccl", "hccl-a2")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class _Placed(NamedTuple):
         unit: number of the rank's unit.
         part, part_name: number of its part, and the name of the tier of which parts are units; "rank" at the lowest.
         position, part_size: its position in the part, and the number of ranks there.
+        joins_nodes: whether units are nodes or larger.
     """
 
     name: str
@@ -77,6 +79,7 @@ class _Placed(NamedTuple):
     part_name: str
     position: np.ndarray
     part_size: np.ndarray
+    joins_nodes: bool
 
     def num_ports(self, ranks: np.ndarray) -> np.ndarray:
         """Return the number of ports of each rank's part."""
@@ -125,7 +128,9 @@ class ClusterSpec:
         tiers: further tiers: islands inside nodes, and racks of nodes, from the inside out, whose ranks are nearer to
             each other.
         device_ids: number of each rank's device on its node; empty for its position there.
-        rules: "hccl" to refuse groups that HCCL refuses, see `check_group`; "" for none.
+        library: NCCL, whose choices price the collectives; None for the fastest algorithm on the described links.
+        rules: "hccl" to refuse groups that HCCL refuses, see `check_group`; "hccl-a2" for the algorithms that it
+            chooses between servers of Atlas A2; "" for none.
         stragglers: rank -> how much slower than described it computes.
         slow_links: rank, or pair of ranks -> how much slower than described its links, or the link between them, are.
         jitter: a random factor on the time of every operation; None for none.
@@ -151,6 +156,7 @@ class ClusterSpec:
     tiers: tuple[Tier, ...] = ()
     device_ids: tuple[int, ...] = ()
     rules: str = ""
+    library: Nccl | None = None
     stragglers: dict[int, float] = field(default_factory=dict)
     slow_links: dict[int | tuple[int, int], float] = field(default_factory=dict)
     jitter: Jitter | None = None
@@ -335,7 +341,7 @@ class ClusterSpec:
         inner, outer = ([tier for tier in self.tiers if tier.joins_nodes == where] for where in (False, True))
         # Without a node link, nodes make no difference.
         nodes = self.nodes if self.node_link or outer else everyone
-        network = Tier("network", self.node_link or self.link, everyone)
+        network = Tier("network", self.node_link or self.link, everyone, joins_nodes=True)
         tiers = [*inner, Tier("node", self.link, nodes), *outer, network]
         part_name, part = "rank", np.arange(self.world_size)
         position, part_size = np.zeros_like(part), np.ones_like(part)
@@ -345,7 +351,7 @@ class ClusterSpec:
             for number, group in enumerate(tier.groups):
                 ranks = np.asarray(group)
                 unit[ranks], place[ranks], size[ranks] = number, np.arange(len(ranks)), len(ranks)
-            placed.append(_Placed(tier.name, tier.link, unit, part, part_name, position, part_size))
+            placed.append(_Placed(tier.name, tier.link, unit, part, part_name, position, part_size, tier.joins_nodes))
             part_name, part, position, part_size = tier.name, unit, place, size
         return tuple(placed)
 
@@ -392,6 +398,7 @@ class ClusterSpec:
             int(members_of.max()),
             float(ports.min()),
             float((ports / sizes[meets]).min()),
+            not tier.joins_nodes,
             max((factor for _, factor in self._slow(members, meeting)), default=1.0),
         )
 
@@ -491,7 +498,7 @@ class ClusterSpec:
             root: position of the root, for operations that have one.
             algorithm: name of the algorithm; a step is as slow as the slowest link between the group's members.
                 `direct` takes the time of the fastest algorithm that libraries choose from, and the bytes that it has
-                in `algorithms/direct.py`.
+                in `algorithms/direct.py`. With NCCL, "ring" and "tree" take the time of NCCL's, where it has them.
 
         Raises:
             ClusterError: no model for `op` by `algorithm`, a rank that does not exist, or a group that the rules
@@ -516,7 +523,13 @@ class ClusterSpec:
                 count = num_ranks if self.sharing is None else self.world_size
                 time_s, chosen = self._measured_s(op, size_bytes, count), "measured"
             else:
-                time_s, chosen = best_time(op, size_bytes, self.spread(ranks))
+                default = hccl.best_time if self.rules == "hccl-a2" else best_time
+                time_s, chosen = (self.library.best_time if self.library else default)(
+                    op, size_bytes, self.spread(ranks)
+                )
+        elif self.library and self.library.has(op, algorithm):
+            stated = replace(self.library, algorithms=(algorithm,))
+            time_s, chosen = stated.best_time(op, size_bytes, self.spread(ranks))
         else:
             time_s, chosen = stepwise_time(steps, share, size_bytes, self.spread(ranks)), algorithm
         return Traffic(picoseconds(time_s), round(sent * size_bytes), chosen)
@@ -556,7 +569,7 @@ class ClusterSpec:
         Raises:
             ClusterError: the group breaks a rule. Fact: `ranks`.
         """
-        if not self.rules:
+        if self.rules != "hccl":
             return
         on_nodes: dict[int, list[int]] = {}
         for rank in ranks:
@@ -564,7 +577,7 @@ class ClusterSpec:
         many = len(ranks) == self.world_size and len(on_nodes) > 1
         for node, members in on_nodes.items():
             cards = sorted(self.device_id(rank) for rank in members)
-            if text := broken_rule(cards, many):
+            if text := hccl.broken_rule(cards, many):
                 raise ClusterError(
                     f"group of {format_number_of(len(ranks), 'rank')}: ranks {format_numbers(sorted(members))} are "
                     f"cards {format_numbers(cards)} of server {node}. HCCL: {text}, or a cluster without its rules.",

@@ -65,6 +65,9 @@ class Efficiency:
             matmul_efficiency={},
             memory_efficiency=None,
         )
+        if cluster.library:
+            # NCCL plans with what links achieve.
+            return replace(cluster, device=device)
         between = cluster.node_link and _scaled(cluster.node_link, self.node_link)
         return replace(cluster, device=device, link=_scaled(cluster.link, self.link), node_link=between)
 

@@ -103,7 +103,9 @@ def test_presets_with_faster_devices_take_less_time():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_reach_plausible_utilisation(preset):
-    assert 0.2 < step_time(LARGE, describe(LARGE.world_size, preset, nodes=48)).mfu < 0.6
+    cluster = describe(LARGE.world_size, preset, nodes=48)
+    is_pcie = cluster.library and cluster.library.is_pcie  # half of the step is tensor parallelism
+    assert (0.15 if is_pcie else 0.2) < step_time(LARGE, cluster).mfu < 0.6
 
 
 @given(plans())
