@@ -183,6 +183,11 @@ def test_pictures_and_tables() -> None:
     assert "<iframe" in shown
 
 
+def test_device_is_another_word_for_the_cluster() -> None:
+    predictions = [sp.dry_run(sp.barrier, world_size=2, **{name: "dgx-h100"}) for name in ("cluster", "device")]
+    assert [prediction.cluster.device.name for prediction in predictions] == ["h100", "h100"]
+
+
 def test_clusters_that_do_not_fit_are_refused() -> None:
     with refused(ClusterError):
         sp.dry_run(train, world_size=4, cluster=describe(3))
