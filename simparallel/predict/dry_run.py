@@ -68,7 +68,7 @@ def dry_run(
         algorithm, timeout_s: as for `Cluster`.
         unknown: the value of every number that the program asks for and a dry run does not know, such as a loss; a
             number, or a function that returns one. None makes a decision by such a number an error.
-        described: nodes, link, node_link, devices_per_rank: as for `Cluster`.
+        described: nodes, link, node_link, devices_per_rank: as for `Cluster`; device: the same as `cluster`.
 
     Raises:
         InputError, ClusterError: bad arguments, or a cluster of another size.
@@ -84,7 +84,10 @@ def dry_run(
     """
     checked.check_function("dry_run", fn)
     args, kwargs = checked.arguments(args, kwargs)
-    spec = describe(world_size, cluster, **described)
+    checked.check_keywords(describe, described)
+    if cluster is not None:
+        described["device"] = cluster
+    spec = describe(world_size, **described)
     timeout_s = checked.seconds("timeout_s", timeout_s)
     memory_bytes = None if device_memory is None else parse_bytes(device_memory)
     settings = RunSettings(spec, "full", timeout_s, algorithm, memory_bytes=memory_bytes)

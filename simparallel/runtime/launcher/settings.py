@@ -20,8 +20,9 @@ from simparallel.machine.ranktable import RankTable
 
 
 class Described(TypedDict, total=False):
-    """The settings of `Cluster` that describe its links and nodes, for type checkers."""
+    """The settings of `Cluster` that describe the hardware, for type checkers."""
 
+    device: str | DeviceSpec | ClusterSpec | None
     link: LinkSpec | None
     nodes: int | Sequence[Sequence[int]]
     node_link: LinkSpec | None
@@ -31,7 +32,6 @@ class Described(TypedDict, total=False):
 class ClusterSettings(Described, total=False):
     """The settings of `Cluster`, for type checkers: they find `worldsize=4`."""
 
-    device: str | DeviceSpec | ClusterSpec | None
     rank_table: RankTable | str | Path | None
     environment: Mapping[str, str] | None
     log_links: str
