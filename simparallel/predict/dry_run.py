@@ -84,6 +84,7 @@ def dry_run(
     """
     checked.check_function("dry_run", fn)
     args, kwargs = checked.arguments(args, kwargs)
+    checked.check_keywords(describe, described)
     described.setdefault("device", cluster)
     spec = describe(world_size, **described)
     timeout_s = checked.seconds("timeout_s", timeout_s)
