@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from simparallel.algorithms import names
 from simparallel.base.attributes import setting
@@ -41,6 +41,7 @@ from simparallel.runtime.reports import Outcome, raise_failure
 from simparallel.trace import Trace
 
 TRANSPORTS = ("shm", "inline")
+T = TypeVar("T")
 
 
 @cache
@@ -52,7 +53,7 @@ def usual_transport() -> str:
     return "inline"
 
 
-class Results(list[Any]):
+class Results(list[T]):
     """The return values of all ranks, in order of rank, with the run's trace, metrics and memory.
 
     Made by `launch` and `Cluster.run`.
@@ -241,7 +242,7 @@ class Cluster:
         self._closed = False
         self._running = threading.Lock()
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Results:
+    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Results[T]:
         """Call `function(*args, **kwargs)` on every rank.
 
         Returns:
@@ -286,7 +287,7 @@ class Cluster:
         for each in reversed(around):
             each.collect(outcomes)
         # Also after a failure: the trace of a failed run shows what led to it.
-        results = Results(outcomes, self.spec)
+        results: Results[T] = Results(outcomes, self.spec)
         self.trace = results.trace
         raise_failure(outcomes, self.log_dir)
         lost = [f"of rank {o.rank} {o.lost_output}" for o in outcomes if o.lost_output]
@@ -371,12 +372,12 @@ class Cluster:
 
 
 def launch(
-    fn: Callable[..., Any],
+    fn: Callable[..., T],
     args: tuple[Any, ...] | list[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     world_size: int = 1,
     **settings: Any,
-) -> Results:
+) -> Results[T]:
     """Start `world_size` devices, call `fn(*args, **kwargs)` on each, and end them.
 
     Args:

@@ -100,7 +100,7 @@ class ScriptJob:
             # Over MPI only the ranks know the machines.
             if fields["nodes"]:
                 spec = self._describe(nodes=fields["nodes"])
-        results = Results(outcomes, spec)
+        results: Results[Any] = Results(outcomes, spec)
         self.trace = results.trace
         raise_failure(outcomes, self.directory)
         return results
