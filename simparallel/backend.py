@@ -331,7 +331,7 @@ def check_gpu_library() -> None:
     if why:
         raise InputError(
             f"array='cupy' needs CuPy and a GPU, and {why}. CuPy's wheel has to fit the driver's CUDA version: "
-            'pip install ".[cuda12]" or ".[cuda13]", in a checkout. array=\'numpy\' needs neither.'
+            'pip install "simparallel[cuda12]" or "simparallel[cuda13]". array=\'numpy\' needs neither.'
         )
 
 

@@ -219,7 +219,7 @@ show(sp.view.plot_loss({"four ranks": losses}, title="Noted with sp.log"), "loss
 # Shared memory ends at the border of a machine. Beyond it, messages travel by MPI, and the script stays the same:
 #
 # ```sh
-# pip install ".[mpi]" mpich
+# pip install "simparallel[mpi]" mpich
 # simparallel run --transport mpi --mpiexec "mpiexec -hosts node1,node2" -n 4 train.py
 # ```
 #

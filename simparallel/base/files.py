@@ -126,7 +126,7 @@ def write_atomically(
     """Write `content` to `path` atomically: a reader sees the old file or the new one, never a part.
 
     Args:
-        path: the file; its directory is created.
+        path: the file; its directory is created. A device or a pipe, such as /dev/null, is written to as it is.
         content: bytes, or pieces as in `write_file`.
         sync: make the write durable before returning.
         files: the system calls.
@@ -135,13 +135,18 @@ def write_atomically(
         OSError: the file cannot be written; nothing is left behind. Its `filename` is `path`.
     """
     target = Path(path)
+    pieces = [content] if isinstance(content, bytes) else content
+    if target.exists() and not target.is_file() and not target.is_dir():
+        # A rename would put a file in its place.
+        _write_through(target, pieces)
+        return
     if sync:
         make_directories(target.parent, files)
     target.parent.mkdir(parents=True, exist_ok=True)
     # In the same directory, since a rename does not cross file systems; an unpredictable name is never taken.
     partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        write_file(partial, [content] if isinstance(content, bytes) else content, sync=sync, files=files)
+        write_file(partial, pieces, sync=sync, files=files)
         files.rename(partial, target)
     except BaseException as error:
         # A file that already existed is not ours to remove.
@@ -154,6 +159,16 @@ def write_atomically(
         raise
     if sync:
         files.sync_directory(target.parent)
+
+
+def _write_through(path: Path, pieces: Iterable[Any]) -> None:
+    """Write to a device or a pipe; OSError for a pipe that nobody reads."""
+    descriptor = os.open(path, os.O_WRONLY | BINARY | CLOSE_ON_EXEC | NO_WAITING)
+    if NO_WAITING:
+        # Only opening must not wait: a write does while the pipe is full.
+        os.set_blocking(descriptor, True)
+    with open(descriptor, "wb") as file:
+        file.writelines(pieces)
 
 
 def make_directories(path: Path, files: Files = FILES) -> None:

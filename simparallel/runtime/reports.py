@@ -72,7 +72,8 @@ def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any
         error: the exception.
         keep: store the exception itself, not pickled: for ranks that are threads.
     """
-    exit_code = 1
+    # First: the earliest failure is the cause, and a text may take long.
+    time_ns, exit_code = time.monotonic_ns(), 1
     summary = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         exit_code = error.code if isinstance(error.code, int) else 1
@@ -93,7 +94,7 @@ def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any
         "notes": list(map(str, getattr(error, "__notes__", ()))),
         "at": _innermost_line(error),
         "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
-        "time_ns": time.monotonic_ns(),
+        "time_ns": time_ns,
         "pid": os.getpid(),
         "exit_code": exit_code,
         "missing": list(error.facts.get("missing", ())) if isinstance(error, DeadlineError) else [],

@@ -67,7 +67,7 @@ def messages() -> dict[str, Any]:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
         raise InputError(
-            'chakra: these files are written with protobuf, which is not installed: pip install ".[chakra]".'
+            'chakra: these files are written with protobuf, which is not installed: pip install "simparallel[chakra]".'
         ) from error
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="chakra.proto", package="ChakraProtoMsg", syntax="proto3")

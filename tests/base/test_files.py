@@ -52,6 +52,27 @@ def test_existing_temporary_name_is_kept(tmp_path, monkeypatch, kind):
     assert not (tmp_path / "file").exists()
 
 
+def test_pipes_stay_pipes(tmp_path):
+    """As /dev/null and /dev/stdout: a rename would put a file in their place."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(OSError, match="No such device or address") as caught:
+            write_atomically(path, b"nobody reads")
+        assert caught.value.filename == str(path)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for path in (pipe, link):
+            write_atomically(path, [b"in ", memoryview(b"pieces")])
+            assert os.read(reader, 100) == b"in pieces"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
 def test_temporary_names_are_unpredictable(tmp_path):
     names = set()
 

@@ -69,7 +69,7 @@ class Mpi:
 def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
     if request.param == "here":
         if find_spec("mpi4py") is None:
-            pytest.skip('this Python has no mpi4py: pip install ".[mpi]" mpich')
+            pytest.skip('this Python has no mpi4py: pip install "simparallel[mpi]" mpich')
         return Mpi(sys.executable, tmp_path)
     if "mpi" not in request.config.option.markexpr:
         pytest.skip("only with -m mpi")
@@ -257,7 +257,7 @@ def test_missing_mpi_is_reported(
     Path("train.py").write_text("")
     monkeypatch.setattr("simparallel.comm.mpi.transport.is_available", lambda: False)
     assert sp_run("run", "--transport", "mpi", "train.py") == 2
-    assert 'pip install ".[mpi]" mpich' in capsys.readouterr().err
+    assert 'pip install "simparallel[mpi]" mpich' in capsys.readouterr().err
     monkeypatch.setattr("simparallel.comm.mpi.transport.is_available", lambda: True)
     assert sp_run("run", "--transport", "mpi", "--mpiexec", "no-such-command -x", "train.py") == 2
     assert "no-such-command cannot be started" in capsys.readouterr().err

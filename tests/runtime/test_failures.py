@@ -216,16 +216,31 @@ def test_unpicklable_result(warm: sp.Cluster, kind: str) -> None:
     assert works(warm)
 
 
+class SlowError(ValueError):
+    """Another rank waits for its text, and fails before the text is complete."""
+
+    def __str__(self) -> str:
+        began, other = map(Path, self.args)
+        began.touch()
+        deadline = time.monotonic() + 5
+        while not other.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return "first"
+
+
 def test_two_ranks_fail_and_the_earliest_is_the_cause(warm: sp.Cluster, tmp_path: Path) -> None:
+    began, other = tmp_path / "began", tmp_path / "other"
+
     def fail() -> None:
         if sp.get_rank() == 2:
-            (tmp_path / "failed").touch()
-            raise ValueError("first")
+            raise SlowError(str(began), str(other))
         if sp.get_rank() == 0:
-            while not (tmp_path / "failed").exists():
+            while not began.exists():
                 time.sleep(0.001)
-            time.sleep(0.02)
-            raise TypeError("second")
+            try:
+                raise TypeError("second")
+            finally:
+                other.touch()
         sp.barrier()
 
     failure(warm.run, fail)

