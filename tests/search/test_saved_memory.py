@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -19,6 +21,13 @@ from simparallel.search.planner import SearchSettings, pareto_plans, plan_graph
 def _graphs(device_num):
     each = [graph_of("saving", device_num, count) for count in (1, 2, 4)]
     return [graph for graph, _ in each], each
+
+
+@cache
+def _free_plan(device_num):
+    """Return the plan without a limit."""
+    (graph, *split), _kept = _graphs(device_num)
+    return plan_graph(graph, slow_cluster(device_num), split=split)
 
 
 def _step_ps(plan, cluster):
@@ -51,7 +60,7 @@ def test_the_front_runs_as_priced():
 def test_plans_fit_into_the_limit(device_num, share):
     cluster = slow_cluster(device_num)
     (graph, *split), _kept = _graphs(device_num)
-    free = plan_graph(graph, cluster, split=split)
+    free = _free_plan(device_num)
     limit = int(share * free.memory_bytes)
     try:
         plan = plan_graph(graph, cluster, SearchSettings(memory_limit_bytes=limit), split=split)
