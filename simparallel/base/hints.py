@@ -77,7 +77,8 @@ class Answer:
             # Short names are alike by chance, such as lu and elu.
             if near := get_close_matches(plain, known, 2, 0.75 if len(plain) > 5 else 0.81):
                 return f". Did you mean {' or '.join(known[name] for name in near)}?"
-        return f". {PAGE} lists missing features and alternatives."
+        # With a prefix the owner is a user's own kind of object, with attributes that no page knows.
+        return "" if self.prefix else f". {PAGE} lists missing features and alternatives."
 
     def _places(self) -> dict[str, str]:
         """Return where each name is: in the same front, else in this package; of several places the first."""

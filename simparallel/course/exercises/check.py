@@ -148,7 +148,7 @@ def _attempt(case: Case, answer: Callable[..., Any]) -> tuple[str | None, Values
 def _count(cases: Sequence[Any], answer: Callable[..., Any], passed: int, end_s: float) -> int | None:
     """Return `passed`, plus the number of these cases that pass; None if they are not finished at `end_s`."""
     # What an answer prints has been shown up to the case that fails.
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         for _, case in cases:
             if time.monotonic() > end_s:
                 return None
