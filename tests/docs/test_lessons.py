@@ -200,7 +200,7 @@ def test_chinese_words(page: Path) -> None:
 
 def test_page_in_chinese_leads_to_lessons_in_chinese() -> None:
     text = CHINESE_PAGES[0].read_text()
-    assert re.findall(r"\.\./tutorials/(\w+)\.ipynb", text) == [f"{name}_zh" for name in ENGLISH]
+    assert re.findall(r"\.\./tutorials/(\w+_zh)\.ipynb", text) == [f"{name}_zh" for name in ENGLISH]
 
 
 # --- the lesson on pipelines ------------------------------------------------------------------------
