@@ -45,7 +45,8 @@ def wrong_addresses(text: str) -> list[str]:
 
 
 def test_addresses_are_of_this_project():
-    texts = {path: path.read_text("utf-8") for pattern in TEXTS for path in ROOT.glob(pattern) if path.is_file()}
+    files = {path for pattern in TEXTS for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc"}
+    texts = {path: path.read_text("utf-8") for path in files}
     wrong = {path.relative_to(ROOT).as_posix(): wrong_addresses(text) for path, text in texts.items()}
     assert {path: addresses for path, addresses in wrong.items() if addresses} == {}
     assert sum(SOURCE in text for text in texts.values()) >= 6
