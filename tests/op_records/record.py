@@ -12,6 +12,7 @@ import numpy as np
 
 from simparallel.autograd import Op
 from simparallel.autograd.methods import FUNCTIONS, TensorMethods
+from simparallel.course.exercises.exercise import EXERCISES
 
 OpCall = tuple[Op, list[np.ndarray]]
 Peers = dict[str, Any]
@@ -64,8 +65,8 @@ def record(*, near: Peers | None = None, exact: Peers | None = None, moved: Peer
 
 @contextmanager
 def unregistered() -> Iterator[None]:
-    """Forget in the end the ops, functions, methods and records of the block: an example is no part of the package."""
-    registries: tuple[Any, ...] = (Op.registry, FUNCTIONS, ORACLES, EXACT, NO_FLOPS, TORCH, WITHOUT, _CALLS)
+    """Forget in the end the ops, functions, methods, records and exercises of the block: examples are not ours."""
+    registries: tuple[Any, ...] = (Op.registry, FUNCTIONS, ORACLES, EXACT, NO_FLOPS, TORCH, WITHOUT, _CALLS, EXERCISES)
     before, methods = [copy(registry) for registry in registries], set(vars(TensorMethods))
     try:
         yield
