@@ -296,6 +296,28 @@ class Op(Shardable, Reversible):
         """Return the cost of backward: by default the cost of forward for each gradient wanted."""
         return Work(work.flops * sum(needs), work.size_bytes * sum(needs))
 
+    def eager_work(self, plan: Plan) -> Work:
+        """Return the cost of forward in the kernels of today's frameworks: by default that of `work`."""
+        return plan.work
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        """Return the cost of backward in the kernels of today's frameworks: by default by the rule of plain work."""
+        return self.work_backward(needs, self.eager_work(plan))
+
+    def cost(self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None) -> Work:
+        """Return the cost of forward, or with `needs` of backward, on a device with this software.
+
+        Clocks, searches and closed forms all ask here.
+
+        Args:
+            plan: of the call.
+            software: see `DeviceSpec`.
+            needs: for each input whether its gradient is wanted.
+        """
+        if software == "eager":
+            return self.eager_work(plan) if needs is None else self.eager_work_backward(needs, plan)
+        return plan.work if needs is None else self.work_backward(needs, plan.work)
+
     # --- a call -------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Tensor) -> Tensor:

@@ -318,9 +318,10 @@ class Recorder:
         duration_ps = device.time_ps(flops, size_bytes, itemsize, is_product, factor, name, results)
         return duration_ps, flops, size_bytes
 
-    def price_of(self, name: str, op: Op, plan: Plan, work: tuple[int, int]) -> tuple[int, int, int]:
-        results = prod(plan.output.shape)
-        return self.price(name, *work, plan.output.dtype.itemsize, results, op.is_matrix_product)
+    def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[int, int, int]:
+        """Return the price of an op's forward, or with `needs` of its backward for these gradients."""
+        name, work = op.name if needs is None else op.backward_name, op.cost(plan, self.cluster.device.software, needs)
+        return self.price(name, *work, plan.output.dtype.itemsize, prod(plan.output.shape), op.is_matrix_product)
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
@@ -374,7 +375,7 @@ class Recorder:
                 self.memory.hold(value, ACTIVATIONS)
         price = self.prices.get(plan)
         if price is None:
-            price = self.prices[plan] = self.price_of(op.name, op, plan, plan.work)
+            price = self.prices[plan] = self.price_of(op, plan)
         # The ops of a backward run outside of their modules.
         ctx.layer = layer = CALLED.layer
         self.compute(op.name, "forward", start_ns, perf_counter_ns(), price, layer)
@@ -384,7 +385,7 @@ class Recorder:
         plan, key = ctx.plan, (ctx.plan, ctx.needs)
         price = self.prices.get(key)
         if price is None:
-            price = self.prices[key] = self.price_of(op.backward_name, op, plan, op.work_backward(ctx.needs, plan.work))
+            price = self.prices[key] = self.price_of(op, plan, ctx.needs)
         self.compute(op.backward_name, "backward", start_ns, perf_counter_ns(), price, ctx.layer)
 
     def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:

@@ -80,6 +80,8 @@ class Measured(NamedTuple):
 
 # What `DeviceSpec.host_costs` calls the reads of values and the copies of host arrays.
 READ, COPY = "read of a value", "copy to the device"
+# What runs the operations of a device, see `DeviceSpec.software`.
+SOFTWARE = ("plain", "eager")
 # Number of nearest shapes that correct a price; weight of a shape at distance 0; weight of no correction.
 _NEAREST, _EXACT, _FAR = 4, 100.0, 0.5
 
@@ -159,6 +161,9 @@ class DeviceSpec:
             computes beside the interpreter; READ and COPY are reads of values, and copies of host arrays. Empty if
             `op_costs` include the interpreter.
         host_waits: names of the operations for which the interpreter waits until the device has done all before.
+        software: what runs an operation: "plain", each array operation by itself, as in NumPy; or "eager", the kernels
+            of today's frameworks, one for an operation: attention that stores no scores, norms that read their input
+            twice (`Op.eager_work`).
         sources: field -> where its numbers come from: "data sheet", "measured" or "assumed", and a text after a colon.
 
     Raises:
@@ -177,6 +182,7 @@ class DeviceSpec:
     op_costs: dict[str, OpCost] = field(default_factory=dict)
     host_costs: dict[str, OpCost] = field(default_factory=dict)
     host_waits: tuple[str, ...] = ()
+    software: str = "plain"
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -191,6 +197,10 @@ class DeviceSpec:
                 check_number(owner, f"{name}[{size}]", peak)
         for name in ("memory_bandwidth_bytes_per_s", "memory_bytes", "launch_s"):
             check_number(owner, name, getattr(self, name))
+        if self.software not in SOFTWARE:
+            raise ClusterError(
+                f"{owner}: software={self.software!r} must be one of {', '.join(SOFTWARE)}.", key="software"
+            )
         check_sources(owner, self.sources, (each.name for each in fields(self)[1:-1] if each.name != "notes"))
 
     def peak(self, itemsize: int, is_product: bool = True) -> float:

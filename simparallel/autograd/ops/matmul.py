@@ -11,7 +11,7 @@ import numpy as np
 from simparallel.autograd.kernels.sums import sum_rows, unbroadcast
 from simparallel.autograd.kernels.tiles import matrix_product
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace
@@ -60,6 +60,11 @@ class AbstractProduct(Op):
         # dx and dw cost as much as forward each; db is summed from data that dw reads anyway.
         products = needs[0] + needs[1]
         return Work(work.flops * products, work.size_bytes * max(products, 1))
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # A kernel of its own sums dy for the bias.
+        work = self.work_backward(needs, plan.work)
+        return Work(work.flops, work.size_bytes + plan.output.size_bytes * any(needs[2:]))
 
 
 class MatMul(AbstractProduct):
