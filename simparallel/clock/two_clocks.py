@@ -14,6 +14,7 @@ from simparallel.errors import InputError
 from simparallel.machine.cluster import picoseconds
 from simparallel.machine.device import COPY, READ
 from simparallel.machine.devices import Device
+from simparallel.machine.products import MatrixProduct
 
 
 class TwoClockRecorder(Recorder):
@@ -28,13 +29,20 @@ class TwoClockRecorder(Recorder):
         self._host_ps: dict[int, int] = {}
 
     def price(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+        self,
+        name: str,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> tuple[int, int, int]:
         """Return (duration on the device [ps], flops, bytes), see `Recorder.price`."""
         if not self.has_two_clocks:
-            return super().price(name, flops, size_bytes, itemsize, results, is_product)
+            return super().price(name, flops, size_bytes, itemsize, results, is_product, products)
         device, factor = self.cluster.device, self.cluster.device_factor(self.rank)
-        device_s = device.device_s(flops, size_bytes, itemsize, is_product, name, results)
+        device_s = device.device_s(flops, size_bytes, itemsize, is_product, name, results, products)
         price = picoseconds(device_s * factor), flops, size_bytes
         self._host_ps[id(price)] = picoseconds(device.host_s(name, flops, size_bytes, results) * factor)
         return price

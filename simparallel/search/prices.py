@@ -22,6 +22,7 @@ from simparallel.layout.movement import Digits, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.sharding import Placement
 from simparallel.machine.cluster import ClusterSpec
+from simparallel.machine.products import MatrixProduct
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
 from simparallel.parallel.operator.op_call import OpCall
@@ -273,15 +274,23 @@ class Prices:
 
     def _op(self, call: OpCall, needs: tuple[bool, ...] | None = None) -> TimedCompute:
         op, output = call.op, call.local.output
-        work = op.cost(call.local, self.cluster.device.software, needs)
+        work, products = op.cost(call.local, self.cluster.device.software, needs)
         name = op.name if needs is None else op.backward_name
-        return self._work(name, *work, output.dtype.itemsize, prod(output.shape), op.is_matrix_product)
+        results = prod(output.shape)
+        return self._work(name, *work, output.dtype.itemsize, results, op.is_matrix_product, products)
 
     def _work(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+        self,
+        name: str,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> TimedCompute:
         time_ps, work = self.cluster.device.time_ps, (flops, size_bytes, itemsize, is_product)
-        times = [time_ps(*work, factor, name, results) for factor in self._factors]
+        times = [time_ps(*work, factor, name, results, products) for factor in self._factors]
         return TimedCompute(times[0] if len(times) == 1 else tuple(times))
 
 

@@ -1,8 +1,9 @@
 """The time of one training step of a GPT, by algebra: rooflines of kernels, prices of collectives, pipeline formulas.
 
-Nothing is measured here, and nothing is fitted to the time of a step. A device runs the kernels of Narayanan et al.
-2021, section 4.2: bias and GeLU are one kernel, as are bias, dropout and sum, and scale, mask and softmax; each reads
-its inputs and writes its outputs once. Flops and bytes are divided by what devices and links achieve (`Efficiency`).
+Nothing is measured here, and nothing is fitted to the time of a step. A device whose software is "eager" runs a kernel
+for each op, without dropouts (`Op.eager_work`). Any other one runs the kernels of Narayanan et al. 2021, section 4.2:
+bias and GeLU are one kernel, as are bias, dropout and sum, and scale, mask and softmax; each reads its inputs and
+writes its outputs once. Flops and bytes are divided by what devices and links achieve (`Efficiency`).
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from simparallel.autograd.ops.activation import GELU
+from simparallel.autograd.ops.cast import Cast
+from simparallel.autograd.ops.elementwise import Add
+from simparallel.autograd.ops.indexing import Slice
+from simparallel.autograd.ops.loss import CrossEntropy
+from simparallel.autograd.ops.norm import LayerNorm
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, LinkSpec
+from simparallel.machine.products import MatrixProduct, MatrixUnits
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import MIXED_ADAM, ModelStates
 
 ITEM_BYTES = 2  # activations and products are float16 or bfloat16
+# A device of which nothing but its peak is known: products of every shape reach the same share.
+ANY_SHAPE = MatrixUnits(0, 0.642, 0.642, 0.325)
 
 
 @dataclass(frozen=True)
@@ -27,11 +39,11 @@ class Efficiency:
     """The fractions of its data sheet that hardware achieves; the defaults are published figures.
 
     Args:
-        product: of the peak, by matrix products: from the time of one block of a 22B model, measured on eight A100
-            (Korthikanti et al. 2022, table 4, median of five). The best product of any shape reaches 0.869 (Bekman,
-            "Machine learning engineering", maximum achievable matmul flops).
-        attention: of the peak, by fused attention: 25 to 40 % for FlashAttention (Dao 2023, arXiv 2307.08691,
-            abstract).
+        product: of the peak, by matrix products; None for what the device's `MatrixUnits` reach by shape. A device
+            without them reaches 0.642 of its peak, from the time of one block of a 22B model, measured on eight A100
+            (Korthikanti et al. 2022, table 4, median of five).
+        attention: of the peak, by fused attention; None for what the `MatrixUnits` reach, or else 0.325: 25 to 40 %
+            for FlashAttention (Dao 2023, arXiv 2307.08691, abstract).
         memory: of the bandwidth, by copies: 2903 of 3350 GB/s on an H100 (Voltage Park, aigatech/vpbenchmarking).
         link: of the bandwidth inside a node: NCCL plans with 20 of 25 GB/s a link (NVIDIA/nccl, src/graph/topo.h).
         node_link: of the bandwidth between nodes: 23.5 of 25 GB/s (aliyun/SimAI, calbusbw.h).
@@ -40,8 +52,8 @@ class Efficiency:
         InputError: a fraction that is not above 0 and at most 1.
     """
 
-    product: float = 0.642
-    attention: float = 0.325
+    product: float | None = None
+    attention: float | None = None
     memory: float = 2903 / 3350
     link: float = 20 / 25
     node_link: float = 23.5 / 25
@@ -49,6 +61,8 @@ class Efficiency:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
                 raise InputError(f"Efficiency: {field.name}={value!r} must be a number above 0 and at most 1.")
 
@@ -58,14 +72,13 @@ class Efficiency:
         Latencies and launch costs stay.
         """
         device = cluster.device
-        peaks = {size: peak * self.product for size, peak in device.peak_flops_per_s.items()}
-        bandwidth = device.memory_bandwidth_bytes_per_s * self.memory
+        units = device.matrix_units or ANY_SHAPE
+        units = replace(units, product=self.product or units.product, attention=self.attention or units.attention)
         # The fractions hold for kernels of every size, so curves by size would count the same loss twice.
         device = replace(
             device,
-            peak_flops_per_s=peaks,
-            memory_bandwidth_bytes_per_s=bandwidth,
-            matmul_efficiency={},
+            memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * self.memory,
+            matrix_units=units,
             memory_efficiency=None,
         )
         between = cluster.node_link and _scaled(cluster.node_link, self.node_link)
@@ -116,12 +129,12 @@ class Kernel(NamedTuple):
     Attributes:
         flops: floating-point operations.
         size_bytes: bytes read and written.
-        is_attention: whether it is a fused attention kernel, which reaches another share of the peak.
+        product: the shape of its matrix product; None without one.
     """
 
     flops: int
     size_bytes: int
-    is_attention: bool = False
+    product: MatrixProduct | None = None
 
 
 class Pass(NamedTuple):
@@ -165,7 +178,7 @@ def step_time(
             f"step_time: the plan has {plan.tensor} x {plan.pipeline} x {plan.data} = {plan.world_size} devices, the "
             f"cluster {cluster.world_size} ranks; describe a cluster of {plan.world_size}."
         )
-    price = _Prices(plan, efficiency.achieved(cluster), efficiency, states)
+    price = _Prices(plan, efficiency.achieved(cluster), states)
     # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     # Stages between the first and the last are alike.
@@ -210,10 +223,8 @@ class _Stage(NamedTuple):
 class _Prices:
     """The prices of a plan's parts on one cluster."""
 
-    def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, efficiency: Efficiency, states: ModelStates) -> None:
+    def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, states: ModelStates) -> None:
         self.plan, self.cluster, self.states = plan, cluster, states
-        # The device's peak is scaled for products already.
-        self.attention = Fraction(efficiency.product) / Fraction(efficiency.attention)
         stride = plan.tensor * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         self.data_group = tuple(range(0, stride, plan.tensor))
@@ -222,10 +233,9 @@ class _Prices:
 
     def kernels(self, kernels: Iterable[Kernel]) -> int:
         # Only products and attention have flops; all other kernels take as long as their bytes.
-        time_ps = partial(self.cluster.device.time_ps, itemsize=ITEM_BYTES, is_product=True)
+        time_ps = cache(partial(self.cluster.device.time_ps, itemsize=ITEM_BYTES, is_product=True))
         return sum(
-            time_ps(round(flops * (self.attention if is_attention else 1)), size_bytes)
-            for flops, size_bytes, is_attention in kernels
+            time_ps(flops, size_bytes, products=(product,) if product else ()) for flops, size_bytes, product in kernels
         )
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
@@ -234,7 +244,7 @@ class _Prices:
     def stage(self, stage: int) -> _Stage:
         """Price one micro-batch on a stage."""
         plan = self.plan
-        work = _stage_work(plan, stage, self.states.gradient)
+        work = _stage_work(plan, stage, self.states.gradient, self.cluster.device.software)
         forward_ps, backward_ps, weights_ps = map(self.kernels, (work.forward, work.backward, work.weights))
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
@@ -288,21 +298,44 @@ class _Prices:
         return exchange_ps, self.kernels([Kernel(0, round(owned * moved))])
 
 
-def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> Pass:
+def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: str) -> Pass:
     """Return the kernels of a stage for one micro-batch."""
     shape, t = plan.shape, plan.tensor
     tokens, h = shape.length * plan.micro_batch, shape.width
     # Tokens of norms and dropouts, which the tensor group shares only under sequence parallelism.
     own = tokens // t if plan.sequence_parallel else tokens
     matrices = [(h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)]
+    vocabulary = -(-shape.vocabulary // t)
+    logits = tokens * vocabulary
+    if software == "eager":
+        part = Slice(((0, tokens, 1), (0, h // t, 1)))
+        between, between_backward = _kernels(
+            *[(LayerNorm(), (own, h), (h,), (h,)), (Add(), (own, h), (own, h))] * 2,
+            (GELU(), (tokens, 4 * h // t)),
+            *[(part, (tokens, 3 * h // t))] * 3,
+        )
+        # Gradients of biases are sums by kernels of their own.
+        between_backward += [Kernel(0, ITEM_BYTES * tokens * columns) for _, columns in matrices]
+        dropout: list[Kernel] = []
+        # The loss is computed in float32.
+        loss, loss_backward = _kernels(
+            (Cast("f4"), (tokens, vocabulary)), (CrossEntropy(), (tokens, vocabulary), (tokens,))
+        )
+    else:
+        between = [Kernel(0, 4 * own * h)] * 2 + [Kernel(0, 7 * own * h)] * 2 + [Kernel(0, 16 * tokens * h // t)]
+        # Norms read the input and the gradient and write a gradient, which is then added to that of the residual; a
+        # dropout reads the gradient and the mask.
+        between_backward = [Kernel(0, 6 * own * h)] * 4 + [Kernel(0, 5 * own * h)] * 2
+        between_backward += [Kernel(0, 24 * tokens * h // t)]
+        dropout = [Kernel(0, 5 * own * h)]
+        # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
+        loss, loss_backward = [Kernel(0, 6 * logits), Kernel(0, 8 * logits)], [Kernel(0, 6 * logits)]
     core, core_backward = _attention(plan)
-    forward = [_product(tokens, *matrix) for matrix in matrices]
-    forward += [Kernel(0, 4 * own * h)] * 2 + [Kernel(0, 7 * own * h)] * 2 + [Kernel(0, 16 * tokens * h // t)]
+    forward = [*(_product(tokens, *matrix) for matrix in matrices), *between]
     recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
-    # The input gradient of a product costs as much as the product. Norms read the input and the gradient and
-    # write a gradient, which is then added to that of the residual; a dropout reads the gradient and the mask.
-    backward = [*recomputed, *(_product(tokens, *matrix) for matrix in matrices), *core_backward]
-    backward += [Kernel(0, 6 * own * h)] * 4 + [Kernel(0, 5 * own * h)] * 2 + [Kernel(0, 24 * tokens * h // t)]
+    # The input gradient of a product costs as much as the product.
+    backward = [*recomputed, *(_product(tokens, *reversed(matrix)) for matrix in matrices), *core_backward]
+    backward += between_backward
     weights = [_weight_gradient(tokens, *matrix, gradient_bytes) for matrix in matrices]
     layers = plan.layers_per_stage
     work = Pass(
@@ -315,17 +348,31 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> Pass:
     if stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
         lookup, scatter = Kernel(0, 4 * tokens * h), Kernel(0, (2 + 2 * gradient_bytes) * tokens * h)
-        ends = Pass([lookup, Kernel(0, 5 * own * h)], [Kernel(0, 5 * own * h), scatter], [], 1, 0)
+        ends = Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)
         work = Pass(*map(add, work, ends))
     if stage == plan.pipeline - 1:
-        vocabulary = -(-shape.vocabulary // t)
-        logits = tokens * vocabulary
-        # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
-        head = [Kernel(0, 4 * own * h), _product(tokens, h, vocabulary), Kernel(0, 6 * logits), Kernel(0, 8 * logits)]
-        back = [Kernel(0, 6 * logits), _product(tokens, vocabulary, h), Kernel(0, 6 * own * h)]
+        head = [Kernel(0, 4 * own * h), _product(tokens, h, vocabulary), *loss]
+        back = [*loss_backward, _product(tokens, vocabulary, h), Kernel(0, 6 * own * h)]
         ends = Pass(head, back, [_weight_gradient(tokens, h, vocabulary, gradient_bytes)], 0, 1)
         work = Pass(*map(add, work, ends))
     return work
+
+
+def _kernels(*calls: tuple[Any, ...]) -> tuple[list[Kernel], list[Kernel]]:
+    """Return the kernels of ops without products, forward and backward, as today's frameworks run them.
+
+    Args:
+        calls: an op, and the shapes of its inputs; those of one dim are indices in a loss, and weights elsewhere.
+    """
+    forward, backward = [], []
+    for op, *shapes in calls:
+        is_loss = isinstance(op, CrossEntropy)
+        dtypes = ("f4", "i8") if is_loss else ("f2",) * len(shapes)
+        plan = op._make_plan(tuple((shape, np.dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)))
+        needs = (True, *[not is_loss] * (len(shapes) - 1))
+        forward.append(Kernel(0, op.cost(plan, "eager")[0].size_bytes))
+        backward.append(Kernel(0, op.cost(plan, "eager", needs)[0].size_bytes))
+    return forward, backward
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
@@ -337,23 +384,28 @@ def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
     """
     shape, t = plan.shape, plan.tensor
     s, h = shape.length, shape.width
+    heads, d = plan.micro_batch * (shape.num_heads // t), h // shape.num_heads
     features = ITEM_BYTES * s * plan.micro_batch * h // t  # bytes of the queries, keys, values or outputs
     flops = 2 * plan.micro_batch * s * s * h // t  # of one product, all scores
     if plan.fused_attention:
-        return [Kernel(flops, 4 * features, True)], [Kernel(5 * flops // 2, 8 * features, True)]
-    scores = plan.micro_batch * (shape.num_heads // t) * s * s
-    product = Kernel(flops, 2 * features + ITEM_BYTES * scores)
-    return [product, Kernel(0, 4 * scores), Kernel(0, 5 * scores), product], [
-        product, product, Kernel(0, 5 * scores), Kernel(0, 6 * scores), product, product,
+        fused = MatrixProduct(heads, s, d, s, "attention")
+        return [Kernel(flops, 4 * features, fused)], [Kernel(5 * flops // 2, 8 * features, fused)]
+    scores, size_bytes = heads * s * s, 2 * features + ITEM_BYTES * heads * s * s
+    # Products that give scores, and products that scores go into.
+    out = Kernel(flops, size_bytes, MatrixProduct(heads, s, s, d))
+    into = Kernel(flops, size_bytes, MatrixProduct(heads, s, d, s))
+    return [out, Kernel(0, 4 * scores), Kernel(0, 5 * scores), into], [
+        out, into, Kernel(0, 5 * scores), Kernel(0, 6 * scores), into, into,
     ]  # fmt: skip
 
 
 def _product(rows: int, inner: int, columns: int) -> Kernel:
     """Return the kernel of the product of (rows, inner) and (inner, columns)."""
-    return Kernel(2 * rows * inner * columns, ITEM_BYTES * (rows * inner + inner * columns + rows * columns))
+    size_bytes = ITEM_BYTES * (rows * inner + inner * columns + rows * columns)
+    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(1, rows, columns, inner))
 
 
 def _weight_gradient(rows: int, inner: int, columns: int, gradient_bytes: int) -> Kernel:
     """Return the kernel of the gradient of (inner, columns) weights, which adds to the gradient so far."""
     size_bytes = ITEM_BYTES * rows * (inner + columns) + 2 * gradient_bytes * inner * columns
-    return Kernel(2 * rows * inner * columns, size_bytes)
+    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(1, inner, columns, rows))

@@ -21,6 +21,7 @@ from simparallel.errors import DTypeError, ShapeError
 from simparallel.gpu.kernel_source import itself
 from simparallel.gpu.row_sums import row_sums
 from simparallel.layout.rule import broadcast
+from simparallel.machine.products import MatrixProduct
 
 _MANY_SCORES = 1 << 16
 
@@ -189,6 +190,11 @@ class ScaledDotProductAttention(Op):
         seen = (num_keys + 1) / 2 if self.causal else num_keys
         moved = sum(spec.size_bytes for spec in (*plan.inputs, plan.output)) + 4 * rows
         return Work(round(2 * rows * seen * (q.shape[-1] + v.shape[-1])), moved)
+
+    def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
+        *_, num_queries, width = plan.output.shape
+        num_keys = plan.inputs[1].shape[-2]
+        return (MatrixProduct(prod(plan.output.shape[:-2]), num_queries, width, num_keys, "attention"),)
 
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
         # Five products; reads the inputs, y and dy, writes the gradients of the inputs.
