@@ -18,11 +18,11 @@ from simparallel.machine.products import MatrixProduct
 
 
 class TwoClockRecorder(Recorder):
-    """A recorder with a clock of the interpreter, if the described device has `host_costs`; else as `Recorder`."""
+    """A recorder with a clock of the interpreter, if the described device runs beside one; else as `Recorder`."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.has_two_clocks = bool(self.cluster.device.host_costs)
+        self.has_two_clocks = self.cluster.device.has_interpreter
         if self.has_two_clocks:
             self.launcher = self.new_launcher(self.moment(), 0)
         # Id of a price, which is kept -> the interpreter's time [ps].

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from simparallel.machine.numbers import check_number
 
 # Rows and columns of a tile -> its speed, of that of the largest: small tiles reuse less of what they read.
-_TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.9, (64, 128): 0.7, (128, 64): 0.7}
+_TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.9, (64, 128): 0.7, (128, 64): 0.7, (64, 64): 0.5}
 # Parts of the inner dim, and their least size.
 _SPLITS, _LEAST_PART = (1, 2, 3, 4, 6, 8, 16, 32), 256
 # The time in which a multiprocessor begins and ends a tile: memory answers, and the result is written.
@@ -47,6 +47,8 @@ class MatrixUnits:
         multiprocessors: number of multiprocessors, or cores; 0 for products of every shape at the same share.
         product, convolution: of products and convolutions that fill all multiprocessors.
         attention: of fused attention, of any shape.
+        wide: of products of float32 and float64, which run without units for matrices; convolutions and attention gain
+            as much.
 
     Raises:
         ClusterError: a number out of range. Fact: `key`, the field.
@@ -56,13 +58,16 @@ class MatrixUnits:
     product: float
     convolution: float
     attention: float
+    wide: float
 
     def __post_init__(self) -> None:
         for each in fields(self):
             low, high = (0, 1 << 20) if each.name == "multiprocessors" else (1e-6, 1.0)
             check_number("matrix units", each.name, getattr(self, each.name), low, high)
 
-    def peak_s(self, flops: int, products: tuple[MatrixProduct, ...], peak: float, bytes_per_s: float) -> float:
+    def peak_s(
+        self, flops: int, products: tuple[MatrixProduct, ...], peak: float, bytes_per_s: float, itemsize: int = 2
+    ) -> float:
         """Return the time [s] of products that together have `flops`, without launches.
 
         Args:
@@ -70,7 +75,10 @@ class MatrixUnits:
             products: their shapes; none if they are not known.
             peak: of the device [flop/s].
             bytes_per_s: what its memory reaches, for the parts of split products.
+            itemsize: bytes of an item.
         """
+        if itemsize > 2:
+            peak *= self.wide / self.product
         kind = products[0].kind if products else "product"
         if not products or not self.multiprocessors or kind == "attention":
             return flops / (peak * getattr(self, kind))
@@ -106,10 +114,11 @@ def _time_s(product: MatrixProduct, multiprocessors: int, flops_per_s: float, by
 #
 # A100, products: the times of one block of a 22B model, forward and backward, on eight A100 (Korthikanti et al. 2022,
 # table 4, the median of five). Attention: FlashAttention-2 reaches 50 to 73 % (Dao 2023, arXiv 2307.08691, abstract).
-A100_UNITS = MatrixUnits(108, 0.708, 0.708, 0.5)
+# float32: one product measured on an H100, 51.3 of 66.9 Tflop/s.
+A100_UNITS = MatrixUnits(108, 0.708, 0.708, 0.5, 0.77)
 # H100: products lose as much as on an A100 against the best of any shape, 794.5 of 989 and 271.2 of 312 Tflop/s
 # (Bekman, "Machine learning engineering", maximum achievable matmul flops). Attention: FlashAttention-2 reaches 35 %
 # (Shah et al. 2024, arXiv 2407.08608, abstract) forward, and less backward.
-H100_UNITS = MatrixUnits(132, 0.654, 0.654, 0.3)
+H100_UNITS = MatrixUnits(132, 0.654, 0.654, 0.3, 0.77)
 # Assumed: as an A100; 32 and 24 cores.
-ASCEND_910_UNITS, ASCEND_910B_UNITS = (MatrixUnits(cores, 0.708, 0.708, 0.325) for cores in (32, 24))
+ASCEND_910_UNITS, ASCEND_910B_UNITS = (MatrixUnits(cores, 0.708, 0.708, 0.325, 0.77) for cores in (32, 24))

@@ -31,7 +31,7 @@ from simparallel.simulate.transformer_memory import MIXED_ADAM, ModelStates
 
 ITEM_BYTES = 2  # activations and products are float16 or bfloat16
 # A device of which nothing but its peak is known: products of every shape reach the same share.
-ANY_SHAPE = MatrixUnits(0, 0.642, 0.642, 0.325)
+ANY_SHAPE = MatrixUnits(0, 0.642, 0.642, 0.325, 0.642)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from refusals import refused
 from simparallel.errors import ClusterError
 from simparallel.machine.products import MatrixProduct, MatrixUnits
 
-UNITS = MatrixUnits(132, 0.84, 0.84, 0.3)
+UNITS = MatrixUnits(132, 0.84, 0.84, 0.3, 0.7)
 PEAK, BYTES_PER_S = 989e12, 3e12
 # Products in bfloat16 on an H100, Tflop/s: batch, m, n, k (openxla/xla, matmul_interpolator_data.h, sm_90).
 PUBLISHED = [
@@ -41,7 +41,7 @@ def test_single_kernels_take_the_published_time():
         rate = flops_of(MatrixProduct(*shape)) / (seconds(*shape) + launch_s)
         errors.append(abs(log(rate / (published * 1e12))))
     assert median(errors) < 0.05
-    assert max(errors) < 0.25
+    assert max(errors) < 0.3
 
 
 @given(st.integers(1, 8), sizes, sizes, sizes)
@@ -63,13 +63,16 @@ def test_last_wave_takes_as_long_as_a_whole_one():
 
 
 def test_shape_does_not_matter_where_it_is_not_known():
-    known, unknown = MatrixProduct(1, 1, 1, 1), MatrixUnits(0, 0.5, 0.25, 0.125)
+    known, unknown = MatrixProduct(1, 1, 1, 1), MatrixUnits(0, 0.5, 0.25, 0.125, 1.0)
     for kind, share in (("product", 0.5), ("convolution", 0.25), ("attention", 0.125)):
         assert unknown.peak_s(1000, (known._replace(kind=kind),), 1e3, 1.0) == 1 / share
+        assert unknown.peak_s(1000, (known._replace(kind=kind),), 1e3, 1.0, 4) == 0.5 / share
     assert UNITS.peak_s(1000, (), 1e3, 1.0) == 1 / UNITS.product
 
 
 @pytest.mark.parametrize(("field", "value"), [("multiprocessors", -1), ("product", 1.5), ("attention", 0.0)])
 def test_impossible_units_are_refused(field, value):
     with refused(ClusterError, key=field):
-        MatrixUnits(**{"multiprocessors": 8, "product": 0.5, "convolution": 0.5, "attention": 0.5, field: value})
+        MatrixUnits(
+            **{"multiprocessors": 8, "product": 0.5, "convolution": 0.5, "attention": 0.5, "wide": 0.5, field: value}
+        )

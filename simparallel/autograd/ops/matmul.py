@@ -46,8 +46,11 @@ def as_rows(x: Array) -> Array:
 
 
 def are_aligned(spec: Spec, *sizes: int) -> bool:
-    """Return whether rows of these sizes, of the dtype of `spec`, begin at multiples of 16 bytes."""
-    return all(size * spec.dtype.itemsize % 16 == 0 for size in sizes)
+    """Return whether rows of these sizes, of the dtype of `spec`, begin at multiples of 16 bytes, if that matters.
+
+    It matters to units for matrices; float32 and float64 are multiplied without them.
+    """
+    return spec.dtype.itemsize > 2 or all(size * spec.dtype.itemsize % 16 == 0 for size in sizes)
 
 
 class AbstractProduct(Op):
