@@ -262,7 +262,7 @@ class DeviceSpec:
 
     @property
     def has_interpreter(self) -> bool:
-        """Whether the device computes beside an interpreter that starts its operations, each with a clock of its own."""
+        """Whether the device computes beside an interpreter that starts its operations, with a clock of its own."""
         return bool(self.host_costs) or self.op_start_s > 0
 
     def device_s(
