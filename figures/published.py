@@ -57,7 +57,7 @@ NDR = LinkSpec(HDR.latency_s, 50e9, notes="400 Gb/s for each GPU (DGX H100 data 
 # 794.5 of 989 Tflop/s and 271.2 of 312 (Bekman, see Efficiency). Attention: FlashAttention-2 on an H100 (Shah et al.
 # 2024, arXiv 2407.08608, abstract). Links: NCCL plans with 20.6 of 25 GB/s; ports: 48.5 of 50 GB/s (aliyun/SimAI,
 # calbusbw.h).
-ON_A100 = Efficiency()
+ON_A100 = Efficiency(product=0.642)
 BEST_A100 = replace(ON_A100, product=271.2 / 312)
 ON_H100 = Efficiency(ON_A100.product * (794.5 / 989) / BEST_A100.product, 0.35, ON_A100.memory, 20.6 / 25, 48.5 / 50)
 HARDWARE = {

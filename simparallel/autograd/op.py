@@ -35,6 +35,7 @@ from simparallel.clock.recorder import observer_of
 from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
 from simparallel.layout.rule import bind, output_shape
 from simparallel.machine.devices import FIRST, Device, current_device
+from simparallel.machine.products import MatrixProduct
 
 
 class Spec(NamedTuple):
@@ -295,6 +296,38 @@ class Op(Shardable, Reversible):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         """Return the cost of backward: by default the cost of forward for each gradient wanted."""
         return Work(work.flops * sum(needs), work.size_bytes * sum(needs))
+
+    def eager_work(self, plan: Plan) -> Work:
+        """Return the cost of forward in the kernels of today's frameworks: by default that of `work`."""
+        return plan.work
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        """Return the cost of backward in the kernels of today's frameworks: by default by the rule of plain work."""
+        return self.work_backward(needs, self.eager_work(plan))
+
+    def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
+        """Return the matrix products of forward, or with `needs` of backward; none if their shapes are not known."""
+        return ()
+
+    def cost(
+        self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None
+    ) -> tuple[Work, tuple[MatrixProduct, ...]]:
+        """Return the cost of forward, or with `needs` of backward, on a device with this software.
+
+        Clocks, searches and closed forms all ask here.
+
+        Args:
+            plan: of the call.
+            software: see `DeviceSpec`.
+            needs: for each input whether its gradient is wanted.
+
+        Returns:
+            The work, and the shapes of its matrix products where the kernels of the software are known.
+        """
+        if software != "plain":
+            work = self.eager_work(plan) if needs is None else self.eager_work_backward(needs, plan)
+            return work, self.products(plan, needs)
+        return plan.work if needs is None else self.work_backward(needs, plan.work), ()
 
     # --- a call -------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from simparallel.clock.recording import EVENTS_PER_RANK, EVENTS_PER_RUN, Recorde
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, describe, picoseconds, with_device
 from simparallel.machine.devices import FIRST, SIM, Device
+from simparallel.machine.products import MatrixProduct
 from simparallel.rank_local import RankLocal
 
 if TYPE_CHECKING:
@@ -306,21 +307,31 @@ class Recorder:
         return Launcher(now_ps, launch_ps)
 
     def price(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+        self,
+        name: str,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> tuple[int, int, int]:
         """Return (duration [ps], flops, bytes) of work on this rank's device.
 
         Args:
             name: that of its event.
-            flops, size_bytes, itemsize, results, is_product: see `DeviceSpec.time_ps`.
+            flops, size_bytes, itemsize, results, is_product, products: see `DeviceSpec.time_ps`.
         """
         factor, device = self.cluster.device_factor(self.rank), self.cluster.device
-        duration_ps = device.time_ps(flops, size_bytes, itemsize, is_product, factor, name, results)
+        duration_ps = device.time_ps(flops, size_bytes, itemsize, is_product, factor, name, results, products)
         return duration_ps, flops, size_bytes
 
-    def price_of(self, name: str, op: Op, plan: Plan, work: tuple[int, int]) -> tuple[int, int, int]:
-        results = prod(plan.output.shape)
-        return self.price(name, *work, plan.output.dtype.itemsize, results, op.is_matrix_product)
+    def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[int, int, int]:
+        """Return the price of an op's forward, or with `needs` of its backward for these gradients."""
+        work, products = op.cost(plan, self.cluster.device.software, needs)
+        name = op.name if needs is None else op.backward_name
+        itemsize, results = plan.output.dtype.itemsize, prod(plan.output.shape)
+        return self.price(name, *work, itemsize, results, op.is_matrix_product, products)
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
@@ -374,7 +385,7 @@ class Recorder:
                 self.memory.hold(value, ACTIVATIONS)
         price = self.prices.get(plan)
         if price is None:
-            price = self.prices[plan] = self.price_of(op.name, op, plan, plan.work)
+            price = self.prices[plan] = self.price_of(op, plan)
         # The ops of a backward run outside of their modules.
         ctx.layer = layer = CALLED.layer
         self.compute(op.name, "forward", start_ns, perf_counter_ns(), price, layer)
@@ -384,7 +395,7 @@ class Recorder:
         plan, key = ctx.plan, (ctx.plan, ctx.needs)
         price = self.prices.get(key)
         if price is None:
-            price = self.prices[key] = self.price_of(op.backward_name, op, plan, op.work_backward(ctx.needs, plan.work))
+            price = self.prices[key] = self.price_of(op, plan, ctx.needs)
         self.compute(op.backward_name, "backward", start_ns, perf_counter_ns(), price, ctx.layer)
 
     def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:

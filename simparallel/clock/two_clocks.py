@@ -14,27 +14,35 @@ from simparallel.errors import InputError
 from simparallel.machine.cluster import picoseconds
 from simparallel.machine.device import COPY, READ
 from simparallel.machine.devices import Device
+from simparallel.machine.products import MatrixProduct
 
 
 class TwoClockRecorder(Recorder):
-    """A recorder with a clock of the interpreter, if the described device has `host_costs`; else as `Recorder`."""
+    """A recorder with a clock of the interpreter, if the described device runs beside one; else as `Recorder`."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.has_two_clocks = bool(self.cluster.device.host_costs)
+        self.has_two_clocks = self.cluster.device.has_interpreter
         if self.has_two_clocks:
             self.launcher = self.new_launcher(self.moment(), 0)
         # Id of a price, which is kept -> the interpreter's time [ps].
         self._host_ps: dict[int, int] = {}
 
     def price(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+        self,
+        name: str,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> tuple[int, int, int]:
         """Return (duration on the device [ps], flops, bytes), see `Recorder.price`."""
         if not self.has_two_clocks:
-            return super().price(name, flops, size_bytes, itemsize, results, is_product)
+            return super().price(name, flops, size_bytes, itemsize, results, is_product, products)
         device, factor = self.cluster.device, self.cluster.device_factor(self.rank)
-        device_s = device.device_s(flops, size_bytes, itemsize, is_product, name, results)
+        device_s = device.device_s(flops, size_bytes, itemsize, is_product, name, results, products)
         price = picoseconds(device_s * factor), flops, size_bytes
         self._host_ps[id(price)] = picoseconds(device.host_s(name, flops, size_bytes, results) * factor)
         return price

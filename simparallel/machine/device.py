@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from simparallel.errors import ClusterError
 from simparallel.machine.numbers import check_number, check_sources
+from simparallel.machine.products import MatrixProduct, MatrixUnits
 
 PS_PER_S = 10**12
 
@@ -80,6 +81,8 @@ class Measured(NamedTuple):
 
 # What `DeviceSpec.host_costs` calls the reads of values and the copies of host arrays.
 READ, COPY = "read of a value", "copy to the device"
+# What runs the operations of a device, see `DeviceSpec.software`.
+SOFTWARE = ("plain", "eager", "fused")
 # Number of nearest shapes that correct a price; weight of a shape at distance 0; weight of no correction.
 _NEAREST, _EXACT, _FAR = 4, 100.0, 0.5
 
@@ -158,7 +161,17 @@ class DeviceSpec:
         host_costs: name of an operation -> the measured time that the interpreter takes to start it, on a device that
             computes beside the interpreter; READ and COPY are reads of values, and copies of host arrays. Empty if
             `op_costs` include the interpreter.
+        op_start_s: the time that the interpreter takes to start an operation that `host_costs` lack, on a device that
+            computes beside it; 0 for `launch_s` if there are `host_costs`, or else for a device without an interpreter.
+            An operation of PyTorch takes 59 µs in a training step, forward, backward and optimizer alike (measured on a
+            host of an H100, with a step of an MLP).
         host_waits: names of the operations for which the interpreter waits until the device has done all before.
+        software: what runs an operation: "plain", each array operation by itself, as in NumPy; "eager", the kernels of
+            today's frameworks, one for an operation: attention that stores no scores, norms that read their input
+            twice (`Op.eager_work`); or "fused", those of a compiler that joins neighbours, which only closed forms
+            know, and which a run takes as "eager".
+        matrix_units: what computes matrix products, by their shapes, in place of `matmul_efficiency`; None for products
+            that depend on their flops alone.
         sources: field -> where its numbers come from: "data sheet", "measured" or "assumed", and a text after a colon.
 
     Raises:
@@ -176,7 +189,10 @@ class DeviceSpec:
     memory_efficiency: Curve | None = None
     op_costs: dict[str, OpCost] = field(default_factory=dict)
     host_costs: dict[str, OpCost] = field(default_factory=dict)
+    op_start_s: float = 0.0
     host_waits: tuple[str, ...] = ()
+    software: str = "plain"
+    matrix_units: MatrixUnits | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -191,6 +207,11 @@ class DeviceSpec:
                 check_number(owner, f"{name}[{size}]", peak)
         for name in ("memory_bandwidth_bytes_per_s", "memory_bytes", "launch_s"):
             check_number(owner, name, getattr(self, name))
+        check_number(owner, "op_start_s", self.op_start_s, 0.0)
+        if self.software not in SOFTWARE:
+            raise ClusterError(
+                f"{owner}: software={self.software!r} must be one of {', '.join(SOFTWARE)}.", key="software"
+            )
         check_sources(owner, self.sources, (each.name for each in fields(self)[1:-1] if each.name != "notes"))
 
     def peak(self, itemsize: int, is_product: bool = True) -> float:
@@ -207,6 +228,7 @@ class DeviceSpec:
         factor: float = 1.0,
         name: str = "",
         results: int = 0,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> int:
         """Return the time [ps] of one operation: launch cost plus max(flops / rate, bytes / bandwidth), a roofline.
 
@@ -222,23 +244,36 @@ class DeviceSpec:
             factor: how much slower than described this device is.
             name: name of the operation.
             results: elements of its output, or tensors that an optimizer changes; for measured costs.
+            products: the shapes of its matrix products, for devices with `matrix_units`.
         """
         host_s = self.host_s(name, flops, size_bytes, results)
-        device_s = self.device_s(flops, size_bytes, itemsize, is_product, name, results)
+        device_s = self.device_s(flops, size_bytes, itemsize, is_product, name, results, products)
         return picoseconds(max(host_s, device_s) * factor)
 
     def host_s(self, name: str, flops: int = 0, size_bytes: int = 0, results: int = 0) -> float:
         """Return the time [s] that the interpreter takes to start an operation; the arguments are those of `time_ps`.
 
-        0 for a device without `host_costs`, and `launch_s` for an operation that they lack.
+        0 for a device that no interpreter runs beside, see `op_start_s`.
         """
-        if not self.host_costs:
+        if not self.has_interpreter:
             return 0.0
         cost = self.host_costs.get(name)
-        return self.launch_s if cost is None else cost.time_s(flops, size_bytes, results)
+        return (self.op_start_s or self.launch_s) if cost is None else cost.time_s(flops, size_bytes, results)
+
+    @property
+    def has_interpreter(self) -> bool:
+        """Whether the device computes beside an interpreter that starts its operations, with a clock of its own."""
+        return bool(self.host_costs) or self.op_start_s > 0
 
     def device_s(
-        self, flops: int, size_bytes: int, itemsize: int, is_product: bool = False, name: str = "", results: int = 0
+        self,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        is_product: bool = False,
+        name: str = "",
+        results: int = 0,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> float:
         """Return the time [s] of an operation on the device alone; the arguments are those of `time_ps`."""
         measured = self.op_costs.get(name)
@@ -246,11 +281,16 @@ class DeviceSpec:
             return measured.time_s(flops, size_bytes, results)
         if flops == 0 and size_bytes == 0:
             return 0.0
-        compute_s = flops / self.peak(itemsize, is_product)
-        if is_product and self.matmul_efficiency and flops:
-            compute_s /= self.matmul_efficiency[_entry(self.matmul_efficiency, itemsize)](flops)
-        memory_s = size_bytes / self.memory_bandwidth_bytes_per_s
+        bytes_per_s = self.memory_bandwidth_bytes_per_s
         if self.memory_efficiency is not None and size_bytes:
-            memory_s /= self.memory_efficiency(size_bytes)
+            bytes_per_s *= self.memory_efficiency(size_bytes)
+        memory_s = size_bytes / bytes_per_s
+        peak = self.peak(itemsize, is_product)
+        if is_product and self.matrix_units is not None:
+            compute_s = self.matrix_units.peak_s(flops, products, peak, bytes_per_s, itemsize)
+        else:
+            compute_s = flops / peak
+            if is_product and self.matmul_efficiency and flops:
+                compute_s /= self.matmul_efficiency[_entry(self.matmul_efficiency, itemsize)](flops)
         launch_s = 0.0 if self.host_costs else self.launch_s
         return launch_s + max(compute_s, memory_s)

@@ -23,6 +23,7 @@ from simparallel.base.checks import check_choice
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.nn.module import Module
+from simparallel.nn.normalization import AbstractBatchNorm, GroupNorm, LayerNorm
 from simparallel.rank_local import RankLocal, per_rank
 
 M = TypeVar("M", bound=Module)
@@ -39,6 +40,8 @@ NORMS: tuple[str, ...] = (
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LayerNorm", "GroupNorm",
     "InstanceNorm1d", "InstanceNorm2d", "RMSNorm", "NormalizedLinear",
 )  # fmt: skip
+# Modules whose op computes float16 in float32; that of RMSNorm chooses eps by the dtype of its input.
+WIDENING = (AbstractBatchNorm, GroupNorm, LayerNorm)
 LOSSES: tuple[str, ...] = (
     "CrossEntropyLoss", "CrossEntropySmooth", "MSELoss", "L1Loss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss",
     "SmoothL1Loss", "HuberLoss",
@@ -122,9 +125,11 @@ def _apply_black(model: M, who: str, names: Sequence[str]) -> M:
     # Unlisted modules compute in float16; `names` keeps the parameters below listed ones in float32.
     for module in list(_without(model, names)):
         _wrap(module, HALF, None, names)
-    # Listed modules get float32 inputs. A loss returns float32, any other result continues in float16.
+    # Listed modules get float32 inputs. A loss returns float32, any other result continues in float16. This package's
+    # norms compute float16 in float32 themselves: casts around them would give the same bits, and move more bytes.
     for module in _outermost(model, names):
-        _wrap(module, SINGLE, None if _is_listed(module, LOSSES) else HALF)
+        inputs = None if isinstance(module, WIDENING) else SINGLE
+        _wrap(module, inputs, None if _is_listed(module, LOSSES) else HALF)
     # The model's own output is float32.
     _wrap(model, None, SINGLE)
     return _changed(model, ("all but", *names))

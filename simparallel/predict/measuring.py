@@ -21,6 +21,7 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.comm import current
 from simparallel.machine.cluster import describe
+from simparallel.machine.products import MatrixProduct
 
 NS_PER_S = 10**9
 
@@ -53,9 +54,16 @@ class Stopwatch(Recorder):
         self._work: dict[int, tuple[str, int, int, int]] = {}
 
     def price(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+        self,
+        name: str,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> tuple[int, int, int]:
-        price = super().price(name, flops, size_bytes, itemsize, results, is_product)
+        price = super().price(name, flops, size_bytes, itemsize, results, is_product, products)
         # Prices are kept, so no other one gets this id.
         self._work[id(price)] = name, flops, size_bytes, results
         return price

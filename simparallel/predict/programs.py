@@ -16,6 +16,7 @@ from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph, Times
 from simparallel.clock.two_clocks import TwoClockRecorder
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
+from simparallel.machine.products import MatrixProduct
 
 
 class WorkRecorder(TwoClockRecorder):
@@ -33,9 +34,16 @@ class WorkRecorder(TwoClockRecorder):
         self._at_peak_of: dict[int, int] = {}
 
     def price(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+        self,
+        name: str,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> tuple[int, int, int]:
-        price = super().price(name, flops, size_bytes, itemsize, results, is_product)
+        price = super().price(name, flops, size_bytes, itemsize, results, is_product, products)
         self._at_peak_of[id(price)] = picoseconds(flops / self.cluster.device.peak(itemsize, is_product))
         return price
 

@@ -22,6 +22,7 @@ from simparallel.layout.movement import Digits, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.sharding import Placement
 from simparallel.machine.cluster import ClusterSpec
+from simparallel.machine.products import MatrixProduct
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
 from simparallel.parallel.operator.op_call import OpCall
@@ -100,10 +101,8 @@ class Prices:
         Raises:
             ClusterError: the cluster's rules forbid a group.
         """
-        op, plan = call.op, call.local
         asked, _ = self._asked(call)
-        work = self._op(op.name, call, plan.work)
-        return (*self._halo(call, "forward"), *asked, work, *self.finish(call))
+        return (*self._halo(call, "forward"), *asked, self._op(call), *self.finish(call))
 
     def backward(self, call: OpCall, needs: Sequence[bool], leaves: Sequence[bool]) -> Events:
         """Return the events of an op's backward.
@@ -113,12 +112,12 @@ class Prices:
             needs: for each input whether its gradient is wanted.
             leaves: for each input whether it is a parameter that no other op reads, so that its sum may overlap.
         """
-        op, plan, itemsize = call.op, call.local, call.local.output.dtype.itemsize
+        plan, itemsize = call.local, call.local.output.dtype.itemsize
         events: list[Event] = []
         if call.output is not call.made.gradient:
             events += self.way(call.output.gradient, call.made.gradient, itemsize)
         events += self._asked(call)[1]
-        events.append(self._op(op.backward_name, call, op.work_backward(tuple(needs), plan.work)))
+        events.append(self._op(call, tuple(needs)))
         if call.window_cut is not None and needs[call.window_cut.input]:
             events += self._halo(call, "backward")
         for i, spec in enumerate(plan.inputs):
@@ -273,15 +272,25 @@ class Prices:
         each = [copies[size].ps for size in sizes_bytes]
         return TimedCompute(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
 
-    def _op(self, name: str, call: OpCall, work: tuple[int, int]) -> TimedCompute:
-        output = call.local.output
-        return self._work(name, *work, output.dtype.itemsize, prod(output.shape), call.op.is_matrix_product)
+    def _op(self, call: OpCall, needs: tuple[bool, ...] | None = None) -> TimedCompute:
+        op, output = call.op, call.local.output
+        work, products = op.cost(call.local, self.cluster.device.software, needs)
+        name = op.name if needs is None else op.backward_name
+        results = prod(output.shape)
+        return self._work(name, *work, output.dtype.itemsize, results, op.is_matrix_product, products)
 
     def _work(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+        self,
+        name: str,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
+        products: tuple[MatrixProduct, ...] = (),
     ) -> TimedCompute:
         time_ps, work = self.cluster.device.time_ps, (flops, size_bytes, itemsize, is_product)
-        times = [time_ps(*work, factor, name, results) for factor in self._factors]
+        times = [time_ps(*work, factor, name, results, products) for factor in self._factors]
         return TimedCompute(times[0] if len(times) == 1 else tuple(times))
 
 

@@ -23,7 +23,7 @@ from simparallel.simulate.transformer_memory import (
     gathered_bytes,
     state_bytes,
 )
-from simparallel.simulate.transformer_time import Efficiency, StepTime, step_time
+from simparallel.simulate.transformer_time import ANY_SHAPE, Efficiency, StepTime, step_time
 
 Sharded = Literal["none", "state", "gradient", "parameter"]
 Verdict = Literal["fits", "close", "does not fit"]
@@ -239,7 +239,8 @@ def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype:
     states = DTYPES[dtype][1]
     efficiency = Efficiency()
     if dtype == "float8" and cluster.device.peak(1) > cluster.device.peak(2):
-        efficiency = replace(efficiency, product=min(1.0, efficiency.product * _FLOAT8_GAIN))
+        units = cluster.device.matrix_units or ANY_SHAPE
+        efficiency = replace(efficiency, product=min(1.0, units.product * _FLOAT8_GAIN))
     time = step_time(plan, cluster, efficiency, states, schedule)
     return TransformerPrediction(plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states))
 

@@ -1,8 +1,9 @@
 """The time of a training step of a transformer, by algebra: rooflines of kernels, prices of collectives, formulas.
 
-Nothing is measured here, and nothing is fitted to the time of a step. A device runs the kernels of Narayanan et al.
-2021, section 4.2: bias and GeLU are one kernel, as are bias, dropout and sum, and scale, mask and softmax; each reads
-its inputs and writes its outputs once. Flops and bytes are divided by what devices and links achieve (`Efficiency`).
+Nothing is measured here, and nothing is fitted to the time of a step. A device whose software is "eager" runs a kernel
+for each op, without dropouts (`Op.eager_work`). Any other one runs the kernels of Narayanan et al. 2021, section 4.2:
+bias and GeLU are one kernel, as are bias, dropout and sum, and scale, mask and softmax; each reads its inputs and
+writes its outputs once. Flops and bytes are divided by what devices and links achieve (`Efficiency`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import partial
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from simparallel.autograd.ops.activation import GELU, SiLU
+from simparallel.autograd.ops.cast import Cast
+from simparallel.autograd.ops.elementwise import Add, Mul
+from simparallel.autograd.ops.indexing import Slice
+from simparallel.autograd.ops.loss import CrossEntropy
+from simparallel.autograd.ops.norm import LayerNorm, RMSNorm
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, LinkSpec
+from simparallel.machine.products import MatrixProduct, MatrixUnits
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
+
+# A device of which nothing but its peak is known: products of every shape reach the same share.
+ANY_SHAPE = MatrixUnits(0, 0.642, 0.642, 0.325, 0.642)
 
 
 @dataclass(frozen=True)
@@ -24,11 +37,11 @@ class Efficiency:
     """The fractions of its data sheet that hardware achieves; the defaults are published figures.
 
     Args:
-        product: of the peak, by matrix products: from the time of one block of a 22B model, measured on eight A100
-            (Korthikanti et al. 2022, table 4, median of five). The best product of any shape reaches 0.869 (Bekman,
-            "Machine learning engineering", maximum achievable matmul flops).
-        attention: of the peak, by fused attention: 25 to 40 % for FlashAttention (Dao 2023, arXiv 2307.08691,
-            abstract).
+        product: of the peak, by matrix products; None for what the device's `MatrixUnits` reach by shape. A device
+            without them reaches 0.642 of its peak, from the time of one block of a 22B model, measured on eight A100
+            (Korthikanti et al. 2022, table 4, median of five).
+        attention: of the peak, by fused attention; None for what the `MatrixUnits` reach, or else 0.325: 25 to 40 %
+            for FlashAttention (Dao 2023, arXiv 2307.08691, abstract).
         memory: of the bandwidth, by copies: 2903 of 3350 GB/s on an H100 (Voltage Park, aigatech/vpbenchmarking).
         link: of the bandwidth inside a node: NCCL plans with 20 of 25 GB/s a link (NVIDIA/nccl, src/graph/topo.h).
         node_link: of the bandwidth between nodes: 23.5 of 25 GB/s (aliyun/SimAI, calbusbw.h).
@@ -37,8 +50,8 @@ class Efficiency:
         InputError: a fraction that is not above 0 and at most 1.
     """
 
-    product: float = 0.642
-    attention: float = 0.325
+    product: float | None = None
+    attention: float | None = None
     memory: float = 2903 / 3350
     link: float = 20 / 25
     node_link: float = 23.5 / 25
@@ -46,6 +59,8 @@ class Efficiency:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
                 raise InputError(f"Efficiency: {field.name}={value!r} must be a number above 0 and at most 1.")
 
@@ -55,14 +70,13 @@ class Efficiency:
         Latencies and launch costs stay.
         """
         device = cluster.device
-        peaks = {size: peak * self.product for size, peak in device.peak_flops_per_s.items()}
-        bandwidth = device.memory_bandwidth_bytes_per_s * self.memory
+        units = device.matrix_units or ANY_SHAPE
+        units = replace(units, product=self.product or units.product, attention=self.attention or units.attention)
         # The fractions hold for kernels of every size, so curves by size would count the same loss twice.
         device = replace(
             device,
-            peak_flops_per_s=peaks,
-            memory_bandwidth_bytes_per_s=bandwidth,
-            matmul_efficiency={},
+            memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * self.memory,
+            matrix_units=units,
             memory_efficiency=None,
         )
         if cluster.library:
@@ -120,12 +134,12 @@ class Kernel(NamedTuple):
     Attributes:
         flops: floating-point operations.
         size_bytes: bytes read and written.
-        is_attention: whether it is a fused attention kernel, which reaches another share of the peak.
+        product: the shape of its matrix product; None without one.
     """
 
     flops: int
     size_bytes: int
-    is_attention: bool = False
+    product: MatrixProduct | None = None
 
 
 class Pass(NamedTuple):
@@ -181,7 +195,7 @@ def step_time(
             f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
             f"{plan.world_size}."
         )
-    price = _Prices(plan, efficiency.achieved(cluster), efficiency, states)
+    price = _Prices(plan, efficiency.achieved(cluster), states)
     # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     alike = plan.like_stages
@@ -253,10 +267,8 @@ def _clocked(plan: TrainingPlan, name: str, stages: dict[int, _Stage], messages_
 class _Prices:
     """The prices of a plan's parts on one cluster."""
 
-    def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, efficiency: Efficiency, states: ModelStates) -> None:
+    def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, states: ModelStates) -> None:
         self.plan, self.cluster, self.states = plan, cluster, states
-        # The device's peak is scaled for products already.
-        self.attention = Fraction(efficiency.product) / Fraction(efficiency.attention)
         stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         # Gradients are summed over the devices of a context, too, as each has other tokens.
@@ -268,10 +280,9 @@ class _Prices:
 
     def kernels(self, kernels: Iterable[Kernel]) -> int:
         # Only products and attention have flops; all other kernels take as long as their bytes.
-        time_ps = partial(self.cluster.device.time_ps, itemsize=self.plan.item_bytes, is_product=True)
+        time_ps = cache(partial(self.cluster.device.time_ps, itemsize=self.plan.item_bytes, is_product=True))
         return sum(
-            time_ps(round(flops * (self.attention if is_attention else 1)), size_bytes)
-            for flops, size_bytes, is_attention in kernels
+            time_ps(flops, size_bytes, products=(product,) if product else ()) for flops, size_bytes, product in kernels
         )
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
@@ -283,7 +294,7 @@ class _Prices:
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
         forward_ps = backward_ps = weights_ps = shown = hidden = rounds = exchanges = 0
-        for count, work in _stage_work(plan, stage, self.states.gradient):
+        for count, work in _stage_work(plan, stage, self.states.gradient, self.cluster.device.software):
             forward_ps += count * self.kernels(work.forward)
             backward_ps += count * self.kernels(work.backward)
             weights_ps += count * self.kernels(work.weights)
@@ -373,37 +384,43 @@ class _Prices:
         return exchange_ps, self.kernels([Kernel(0, round(owned * moved))])
 
 
-def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> list[tuple[int, Pass]]:
+def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: str) -> list[tuple[int, Pass]]:
     """Return the kernels of a stage for one micro-batch: how many equal parts it has, and the work of one."""
     shape, t, item = plan.shape, plan.tensor, plan.item_bytes
     tokens, h = plan.tokens, shape.width
     # Tokens of norms and dropouts, which the tensor group shares only under sequence parallelism.
     own = tokens // t if plan.sequence_parallel else tokens
     blocks = zip(plan.count_layers(stage), (False, True), strict=True)
-    work = [(count, _block_work(plan, gradient_bytes, is_sparse)) for count, is_sparse in blocks if count]
+    work = [(count, _block_work(plan, gradient_bytes, is_sparse, software)) for count, is_sparse in blocks if count]
     if stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
         lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
-        dropout = [Kernel(0, (2 * item + 1) * own * h)] * shape.has_dropout
+        dropout = [Kernel(0, (2 * item + 1) * own * h)] * (shape.has_dropout and software != "eager")
         work.append((1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
     if stage == plan.pipeline - 1:
         vocabulary = -(-shape.vocabulary // t)
         logits = tokens * vocabulary
-        # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
-        convert = Kernel(0, (item + 4) * logits)
+        if software == "eager":
+            # The loss is computed in float32.
+            loss, loss_backward = _kernels(
+                item, (Cast("f4"), (tokens, vocabulary)), (CrossEntropy(), (tokens, vocabulary), (tokens,))
+            )
+        else:
+            # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
+            convert = Kernel(0, (item + 4) * logits)
+            loss, loss_backward = [convert, Kernel(0, 8 * logits)], [convert]
         norm, norm_backward = Kernel(0, 2 * item * own * h), Kernel(0, 3 * item * own * h)
-        head = [norm, _product(tokens, h, vocabulary, item), convert, Kernel(0, 8 * logits)]
-        back = [convert, _product(tokens, vocabulary, h, item), norm_backward]
+        head = [norm, _product(tokens, h, vocabulary, item), *loss]
+        back = [*loss_backward, _product(tokens, vocabulary, h, item), norm_backward]
         weights = [_weight_gradient(tokens, h, vocabulary, item, gradient_bytes)]
         work.append((1, Pass(head, back, weights, 0, 1)))
     return work
 
 
-def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool) -> Pass:
+def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, software: str) -> Pass:
     """Return the kernels of a block for one micro-batch."""
     shape, t, item = plan.shape, plan.tensor, plan.item_bytes
     full, tokens, h = shape.full, plan.tokens, shape.width
-    own = tokens // t if plan.sequence_parallel else tokens
     parts = [(tokens, 1, weight) for weight in shape.attention_weights(t)]
     # The features of activation functions.
     inner = full.mlp_width * tokens // t
@@ -422,28 +439,72 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool) -> Pas
     else:
         parts += [(tokens, 1, weight) for weight in shape.mlp_weights(full.mlp_width, t)]
     products = [_product(rows, weight.inner, weight.columns, item, count) for rows, count, weight in parts]
+    # The input gradient of a product costs as much as the product.
+    of_inputs = [_product(rows, weight.columns, weight.inner, item, count) for rows, count, weight in parts]
     weights = [
         _weight_gradient(rows, weight.inner, weight.columns, item, gradient_bytes, count)
         for rows, count, weight in parts
     ]
-    mask, gated = shape.has_dropout, shape.is_gated
     turned = 2 * item * tokens * (shape.num_heads // t + shape.kv_heads(t)) * full.head_size
-    rotary = [Kernel(0, turned)] * (not full.num_positions)
-    moves = [Kernel(0, moved)] * 2 if moved else []
+    moves = [Kernel(0, turned)] * (not full.num_positions) + [Kernel(0, moved)] * 2 * is_sparse
     core, core_backward = _attention(plan)
-    norms = [Kernel(0, 2 * item * own * h)] * 2
-    forward = [*products, *norms, *rotary, *moves]
-    forward += [Kernel(0, (3 * item + mask) * own * h)] * 2 + [Kernel(0, (2 + gated) * item * inner)]
+    between, between_backward = _between(plan, inner, software)
+    if software == "eager":
+        # Gradients of biases are sums by kernels of their own.
+        between_backward = between_backward + [
+            Kernel(0, item * rows * weight.columns) for rows, _, weight in parts if weight.biases
+        ]
+    forward = [*products, *moves, *between]
     recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
-    # The input gradient of a product costs as much as the product. Norms read the input and the gradient and
-    # write a gradient, which is then added to that of the residual; a dropout reads the gradient and the mask.
-    backward = [*recomputed, *products, *core_backward, *rotary, *moves]
-    backward += [Kernel(0, 3 * item * own * h)] * 4
-    backward += [Kernel(0, (2 * item + mask) * own * h)] * 2 * mask + [Kernel(0, (3 + 2 * gated) * item * inner)]
+    backward = [*recomputed, *of_inputs, *core_backward, *moves, *between_backward]
     again = plan.recompute == "full"
-    return Pass(
-        forward + core, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse
-    )  # fmt: skip
+    return Pass(forward + core, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse)
+
+
+def _between(plan: TrainingPlan, inner: int, software: str) -> tuple[list[Kernel], list[Kernel]]:
+    """Return the kernels of a block that are no products and no attention: forward and backward.
+
+    Args:
+        plan: the model, and how it is cut.
+        inner: elements of an activation function on a device.
+        software: of the device.
+    """
+    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
+    full, tokens, h = shape.full, plan.tokens, shape.width
+    own = tokens // t if plan.sequence_parallel else tokens
+    mask, gated = shape.has_dropout, shape.is_gated
+    if software == "eager":
+        norm = (LayerNorm(), (own, h), (h,), (h,)) if shape.has_layer_norm else (RMSNorm(), (own, h), (h,))
+        gate = ((SiLU(), (inner,)), (Mul(), (inner,), (inner,))) if gated else ((GELU(), (inner,)),)
+        sizes = [shape.num_heads // t * full.head_size] + [
+            shape.kv_heads(t) * size for size in (full.head_size, full.value_size)
+        ]
+        parts = [(Slice(((0, tokens, 1), (0, size, 1))), (tokens, sum(sizes))) for size in sizes]
+        return _kernels(item, *[norm, (Add(), (own, h), (own, h))] * 2, *gate, *(parts if not shape.kv_rank else ()))
+    forward = [Kernel(0, 2 * item * own * h)] * 2
+    forward += [Kernel(0, (3 * item + mask) * own * h)] * 2 + [Kernel(0, (2 + gated) * item * inner)]
+    # Norms read the input and the gradient and write a gradient, which is then added to that of the residual; a dropout
+    # reads the gradient and the mask.
+    backward = [Kernel(0, 3 * item * own * h)] * 4 + [Kernel(0, (2 * item + mask) * own * h)] * 2 * mask
+    return forward, backward + [Kernel(0, (3 + 2 * gated) * item * inner)]
+
+
+def _kernels(itemsize: int, *calls: tuple[Any, ...]) -> tuple[list[Kernel], list[Kernel]]:
+    """Return the kernels of ops without products, forward and backward, as today's frameworks run them.
+
+    Args:
+        itemsize: bytes of an activation.
+        calls: an op, and the shapes of its inputs; those of one dim are indices in a loss, and weights elsewhere.
+    """
+    forward, backward = [], []
+    for op, *shapes in calls:
+        is_loss = isinstance(op, CrossEntropy)
+        dtypes = ("f4", "i8") if is_loss else (f"f{itemsize}",) * len(shapes)
+        plan = op._make_plan(tuple((shape, np.dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)))
+        needs = (True, *[not is_loss] * (len(shapes) - 1))
+        forward.append(Kernel(0, op.cost(plan, "eager")[0].size_bytes))
+        backward.append(Kernel(0, op.cost(plan, "eager", needs)[0].size_bytes))
+    return forward, backward
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
@@ -459,27 +520,35 @@ def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
     keys, values = full.head_size, full.value_size
     kv_heads = shape.kv_heads(t)
     flops = 2 * tokens * s * heads  # of one product, all scores, and one feature of a head
+    batch, rows = plan.micro_batch * heads, s // plan.context
     if plan.fused_attention:
         features = item * tokens * (heads * (keys + values) + kv_heads * (keys + values))
+        fused = MatrixProduct(batch, rows, values, s, "attention")
         # Half of all scores are masked.
-        forward = Kernel(flops * (keys + values) // 2, features, True)
-        return [forward], [Kernel(flops * (3 * keys + 2 * values) // 2, 2 * features, True)]
+        forward = Kernel(flops * (keys + values) // 2, features, fused)
+        return [forward], [Kernel(flops * (3 * keys + 2 * values) // 2, 2 * features, fused)]
     scores = heads * tokens * s
-    of_keys, of_values = (
-        Kernel(flops * size, item * (tokens * size * (heads + kv_heads) + scores)) for size in (keys, values)
-    )
+
+    def product(size: int, is_out: bool) -> Kernel:
+        """Return a product that gives scores, or one that scores go into, of heads with these features."""
+        made = MatrixProduct(batch, rows, s, size) if is_out else MatrixProduct(batch, rows, size, s)
+        return Kernel(flops * size, item * (tokens * size * (heads + kv_heads) + scores), made)
+
     softmax, softmax_backward = Kernel(0, 2 * item * scores), Kernel(0, 3 * item * scores)
     dropout = [Kernel(0, (2 * item + 1) * scores)] * shape.has_dropout
-    backward = [of_values, of_values, *dropout, softmax_backward, of_keys, of_keys]
-    return [of_keys, softmax, *dropout, of_values], backward
+    of_values = [product(values, is_out=True), product(values, is_out=False)]
+    of_keys = [product(keys, is_out=False)] * 2
+    forward_core = [product(keys, is_out=True), softmax, *dropout, product(values, is_out=False)]
+    return forward_core, [*of_values, *dropout, softmax_backward, *of_keys]
 
 
 def _product(rows: int, inner: int, columns: int, item: int, count: int = 1) -> Kernel:
     """Return the kernel of the product of (rows, inner) and (inner, columns); `count` weights share the rows."""
-    return Kernel(2 * rows * inner * columns, item * (rows * inner + count * inner * columns + rows * columns))
+    size_bytes = item * (rows * inner + count * inner * columns + rows * columns)
+    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(count, -(-rows // count), columns, inner))
 
 
 def _weight_gradient(rows: int, inner: int, columns: int, item: int, gradient_bytes: int, count: int = 1) -> Kernel:
     """Return the kernel of the gradient of (inner, columns) weights, which adds to the gradient so far."""
     size_bytes = item * rows * (inner + columns) + 2 * gradient_bytes * count * inner * columns
-    return Kernel(2 * rows * inner * columns, size_bytes)
+    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(count, inner, columns, -(-rows // count)))

@@ -135,8 +135,17 @@ def test_infer_rule_and_work_predict_the_call(name, data):
     shapes, specs = tuple(array.shape for array in inputs), specs_of(inputs)
     y = call(op, inputs)
     output, work = op.infer(*specs), op.work(*specs)
-    backward = op.work_backward(tuple(array.dtype.kind == "f" for array in inputs), work)
+    needs = tuple(array.dtype.kind == "f" for array in inputs)
+    backward, plan = op.work_backward(needs, work), op._plan(inputs)
 
+    assert (op.cost(plan, "plain"), op.cost(plan, "plain", needs)) == ((work, ()), (backward, ()))
+    eager = op.cost(plan, "eager"), op.cost(plan, "eager", needs)
+    assert all(isinstance(number, int) and number >= 0 for work, _ in eager for number in work)
+    for work_, products in eager:
+        # A bias adds flops that are no product's.
+        flops = sum(2 * batch * m * n * k for batch, m, n, k, kind, _ in products if kind != "attention")
+        assert flops <= work_.flops
+        assert flops in (0, work_.flops) or len(inputs) == 3
     assert output == Spec(y.shape, y.dtype)
     assert rules.output_shape(op.rule_for(*shapes), shapes) == y.shape
     assert all(isinstance(number, int) and number >= 0 for number in (*work, *backward))
@@ -172,6 +181,37 @@ def test_integer_results_have_inferred_dtype(data):
         y = call(op, inputs)
 
         assert op.infer(*specs_of(inputs)) == Spec(y.shape, y.dtype)
+
+
+def test_kernels_of_frameworks_do_what_is_published():
+    """Attention stores no scores and leaves out hidden ones; norms read x twice; a sum passes its gradient on."""
+    heads, length, width = 6, 512, 64
+    q = np.empty((heads, length, width), np.float16)
+    whole, causal = (Op.registry["ScaledDotProductAttention"](causal) for causal in (False, True))
+    tensor_bytes, row_bytes = q.nbytes, 4 * heads * length
+    for op, share in ((whole, 1), (causal, (length + 1) / (2 * length))):
+        plan = op._plan([q, q, q])
+        assert op.cost(plan, "eager")[0] == (4 * heads * length**2 * width * share, 4 * tensor_bytes + row_bytes)
+        backward, _ = op.cost(plan, "eager", (True,) * 3)
+        assert backward == (10 * heads * length**2 * width * share, 8 * tensor_bytes + row_bytes)
+        assert plan.work.size_bytes > 6 * 2 * heads * length**2
+
+    x, w = np.empty((8, 16, 4, 4), np.float32), np.empty(16, np.float32)
+    for name, inputs, forward, backward in (
+        ("BatchNorm", [x, w, w], 3, 5),
+        ("LayerNorm", [x.reshape(-1, 16), w, w], 2, 5),
+        ("Softmax", [x.reshape(-1, 16)], 2, 3),
+        ("ReLU", [x], 2, 3),
+        ("Add", [x, x], 3, 3),
+        ("Permute", [x], 0, 0),
+    ):
+        op = Op.registry[name](*([(1, 0, 2, 3)] if name == "Permute" else []))
+        plan, needs = op._plan(inputs), (True,) * len(inputs)
+        passes = [op.cost(plan, "eager", needs)[0].size_bytes / x.nbytes for needs in (None, needs)]
+        assert passes == [forward, backward], name
+    plan = (add := Op.registry["Add"]())._plan([x, w[0]])
+    assert add.cost(plan, "eager", (True, True))[0].size_bytes == x.nbytes + 4
+    assert add.cost(plan, "eager", (True, False))[0] == (0, 0)
 
 
 def test_matmul_and_linear_count_their_flops():

@@ -14,6 +14,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel.errors import ClusterError
 from simparallel.machine.cluster import ClusterSpec, Curve, DeviceSpec, Jitter, LinkSpec, Tier, Traffic, describe
+from simparallel.machine.device import SOFTWARE
 from simparallel.machine.library_times import TIMES
 from simparallel.testing.strategies import clusters, links
 
@@ -434,6 +435,26 @@ def test_run_prices_products_stragglers_and_jitter():
     factors = next(noisy.jitter.factors(0))
     assert times(noisy)[0, "MatMul"] == round(found[0, "MatMul"] * factors)
     assert times(noisy)[0, "all_reduce"] == found[0, "all_reduce"]
+
+
+@pytest.mark.parametrize("software", SOFTWARE)
+def test_run_prices_the_kernels_of_its_software(software):
+    device, x = replace(DEVICE, software=software, launch_s=0.0), np.ones((64, 64), np.float32)
+
+    def norm():
+        sp.functions.layer_norm(sp.Tensor(x, requires_grad=True)).sum().backward()
+
+    events = sp.launch(norm, device=ClusterSpec(1, device, LINK), transport="inline").trace.events
+    op = sp.ops.LayerNorm()
+    for event, needs in zip((event for event in events if "LayerNorm" in event.name), (None, (True,)), strict=True):
+        cost, _ = op.cost(op._plan([x]), software, needs)
+        assert (event.flops, event.size_bytes) == cost
+        assert event.sim_end_ps - event.sim_start_ps == device.time_ps(*cost, 4)
+
+
+def test_unknown_software_is_refused():
+    with refused(ClusterError, key="software"):
+        replace(DEVICE, software="fast")
 
 
 def test_new_group_follows_the_rules_of_hccl():

@@ -67,6 +67,22 @@ def test_dtypes_of_each_level(level, spies, norm):
     assert [name for name, _ in net.named_parameters()] == names == list(net.state_dict())
 
 
+def test_norms_need_no_casts_around_them():
+    """The same bits as with float32 inputs and rounded results, in every gradient."""
+    x = np.random.default_rng(1).standard_normal((4, 3, 6, 6)).astype(np.float16)
+    for module in (nn.BatchNorm2d(3), nn.GroupNorm(3, 3), nn.LayerNorm(6)):
+        found = []
+        for casts in (False, True):
+            leaf = sp.Tensor(x, requires_grad=True)
+            module.zero_grad()
+            y = module(leaf.astype("f4") if casts else leaf).astype("f2")
+            (y * y).sum().backward()
+            found.append([y.numpy(), leaf.grad.numpy(), *(p.grad.numpy() for p in module.parameters())])
+        for a, b in zip(*found, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_products_save_float16_for_backward(level):
     layer = nn.auto_mixed_precision(nn.Linear(4, 2), level)

@@ -11,6 +11,7 @@ from training_programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
 from simparallel.machine.cluster import describe
+from simparallel.machine.device import SOFTWARE
 from simparallel.search.planner import data_parallel, plan_graph
 from simparallel.search.replay import replay
 
@@ -35,7 +36,9 @@ def _replayed_ps(space, choice):
 @st.composite
 def _plans(draw, name):
     """Draw a cluster, a space of a program on it, and a choice for each op."""
-    cluster = slow_cluster(draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1e8, 1e10])))
+    cluster = slow_cluster(
+        draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1e8, 1e10])), draw(st.sampled_from(SOFTWARE))
+    )
     saved: Any = {}
     if PROGRAMS[name].splits:
         saved["num_micro_batches"] = draw(st.sampled_from([1, 2, 4]))

@@ -13,7 +13,7 @@ import numpy as np
 from simparallel.autograd.kernels.sums import unbroadcast, wider
 from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes, ones, scratch
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work, check_float, instance
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, get_namespace, number_on
@@ -21,6 +21,7 @@ from simparallel.errors import DTypeError, ShapeError
 from simparallel.gpu.kernel_source import itself
 from simparallel.gpu.row_sums import row_sums
 from simparallel.layout.rule import broadcast
+from simparallel.machine.products import MatrixProduct
 
 _MANY_SCORES = 1 << 16
 
@@ -179,6 +180,27 @@ class ScaledDotProductAttention(Op):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # Five products instead of two.
         return Work(5 * work.flops // 2, 2 * work.size_bytes)
+
+    def eager_work(self, plan: Plan) -> Work:
+        # FlashAttention (Dao 2023, arXiv 2307.08691): two products, blocks of hidden scores left out, no scores stored;
+        # a number of float32 for each row of them is kept.
+        q, k, v, *_ = plan.inputs
+        rows, num_keys = prod(plan.output.shape[:-1]), k.shape[-2]
+        # Query i sees i + 1 keys; a slice of the queries counts as many as the average slice.
+        seen = (num_keys + 1) / 2 if self.causal else num_keys
+        moved = sum(spec.size_bytes for spec in (*plan.inputs, plan.output)) + 4 * rows
+        return Work(round(2 * rows * seen * (q.shape[-1] + v.shape[-1])), moved)
+
+    def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
+        *_, num_queries, width = plan.output.shape
+        num_keys = plan.inputs[1].shape[-2]
+        return (MatrixProduct(prod(plan.output.shape[:-2]), num_queries, width, num_keys, "attention"),)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # Five products; reads the inputs, y and dy, writes the gradients of the inputs.
+        work, inputs = self.eager_work(plan), plan.inputs
+        written = sum(spec.size_bytes for spec, need in zip(inputs, needs, strict=True) if need)
+        return Work(5 * work.flops // 2, work.size_bytes + plan.output.size_bytes + written)
 
 
 def _are_many_on_gpu(*scores: Array) -> bool:

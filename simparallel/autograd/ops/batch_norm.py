@@ -35,6 +35,15 @@ class AbstractNorm(Op):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(9 * work.flops // 7, 12 * work.size_bytes // 9)
 
+    def eager_work(self, plan: Plan) -> Work:
+        # One pass reads x for the statistics, one reads it again and writes y; casts happen in registers.
+        return Work(plan.work.flops, 3 * plan.inputs[0].size_bytes)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # One pass reads dy and x for the sums, one reads both again and writes dx.
+        flops = self.work_backward(needs, plan.work).flops
+        return Work(flops, (2 + 3 * needs[0]) * plan.inputs[0].size_bytes)
+
 
 class BatchNorm(AbstractNorm):
     """y = (x - mean) / sqrt(var + eps) * w + b.   x: (n, c, ...)   w, b: (c,), may be left out

@@ -12,13 +12,14 @@ from simparallel.autograd.kernels import im2col, winograd
 from simparallel.autograd.kernels.sums import sum_rows
 from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, instance
+from simparallel.autograd.op import Context, Plan, instance
 from simparallel.autograd.ops.matmul import AbstractProduct
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
 from simparallel.base.checks import check_choice, check_integer
 from simparallel.errors import InputError, ShapeError
+from simparallel.machine.products import MatrixProduct
 
 METHODS = ("auto", "direct", "winograd")
 # From this many channels on, the channels of a pixel are contiguous in memory.
@@ -110,6 +111,10 @@ class Conv2d(AbstractProduct):
             f"x {x} has C = {x[1]} channels, the layer's weight {w} takes {takes}: feed (N, {takes}, H, W), or make "
             f"the layer Conv2d({x[1]}, {w[0]}, ...){order}"
         )
+
+    def product(self, plan: Plan) -> MatrixProduct:
+        w, y, groups = plan.inputs[1].shape, plan.output.shape, max(plan.sizes.get("g", 1), 1)
+        return MatrixProduct(groups, y[0] * prod(y[2:]), w[0] // groups, prod(w[1:]), "convolution")
 
     def _by_winograd(self, x: Array, w: Array, dtype: np.dtype) -> bool:
         is_possible = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, Part, filled, fused, random_bits, random_state
 from simparallel.errors import DTypeError, InputError
@@ -87,6 +87,11 @@ class Dropout(Op):
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(work.flops // 6, work.size_bytes)
+
+    def eager_work(self, plan: Plan) -> Work:
+        # Random numbers stay in registers; the mask has a byte for each element.
+        x = plan.inputs[0]
+        return Work(plan.work.flops, 2 * x.size_bytes + prod(x.shape))
 
 
 def _drop(xp: ModuleType, x: Array, keep: Array, factor: float, *, scales: bool) -> Array:

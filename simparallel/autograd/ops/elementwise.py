@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from simparallel.autograd.kernels.sums import masked, unbroadcast
 from simparallel.autograd.methods import function, method
-from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work
+from simparallel.autograd.op import AbstractConstant, Context, Op, Plan, Spec, Work
 from simparallel.autograd.ops.promotion import floating, operands
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
@@ -23,6 +24,11 @@ class AbstractBinary(Op):
 
 class AbstractUnary(Op):
     rule = "... -> ..."
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # Reads dy and what forward kept, writes dx.
+        work = self.work_backward(needs, plan.work)
+        return Work(work.flops, work.size_bytes + plan.output.size_bytes * sum(needs))
 
 
 def _not_of_bools(y: Spec, instead: str) -> Spec:
@@ -56,6 +62,15 @@ class Add(AbstractBinary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return [unbroadcast(ctx.xp, dy, s) if n else None for s, n in zip(ctx.shapes, ctx.needs, strict=True)]
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # dy itself is the gradient of an input of its shape. Where two of them join, as in a residual block, they part
+        # further back, and their gradients are added there. An input that broadcasts takes a sum of dy.
+        y, pairs = plan.output, zip(plan.inputs, needs, strict=True)
+        wanted = [spec.size_bytes for spec, need in pairs if need]
+        sums = sum(y.size_bytes + size for size in wanted if size != y.size_bytes)
+        joined = 3 * y.size_bytes * (wanted.count(y.size_bytes) == 2)
+        return Work(prod(y.shape) if sums or joined else 0, sums + joined)
 
 
 class Sub(AbstractBinary):

@@ -10,7 +10,7 @@ import numpy as np
 from simparallel.autograd.kernels.scatter import add_rows
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work, as_int, instance
+from simparallel.autograd.op import AbstractConstant, Context, Op, Plan, Spec, Work, as_int, instance
 from simparallel.autograd.ops.labels import Words, check_labels
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
@@ -97,6 +97,11 @@ class Embedding(Op):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # One addition per element.
         return Work(work.size_bytes // 8, work.size_bytes)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # Zeros for the whole table, to which the rows are added.
+        work = self.work_backward(needs, plan.work)
+        return Work(work.flops, work.size_bytes + plan.inputs[1].size_bytes + plan.output.size_bytes)
 
 
 class OneHot(AbstractConstant):

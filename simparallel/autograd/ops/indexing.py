@@ -15,7 +15,7 @@ from simparallel.autograd.grad_mode import no_grad
 from simparallel.autograd.kernels.scatter import add_at
 from simparallel.autograd.kernels.sums import masked
 from simparallel.autograd.methods import check_held, check_writable, function, method
-from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, as_int, instance, normalize_dims
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_dims, as_int, instance, normalize_dims
 from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import Tensor, as_tensor
@@ -90,6 +90,10 @@ class Slice(Op):
     def work(self, x: Spec) -> Work:
         # A view.
         return Work(0, 0)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # The gradients of all slices of a tensor are joined.
+        return Work(0, 2 * plan.output.size_bytes)
 
 
 class Index(Op):

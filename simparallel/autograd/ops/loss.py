@@ -240,6 +240,14 @@ class CrossEntropy(AbstractLabelLoss):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(work.flops // 14 * 2, work.size_bytes // 2)
 
+    def eager_work(self, plan: Plan) -> Work:
+        # A logarithm of the softmax, whose rows stay on the chip, and a look-up.
+        return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes + plan.inputs[1].size_bytes)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # The look-up's gradient is written whole; with the logarithms it becomes that of the logits.
+        return Work(self.work_backward(needs, plan.work).flops, 4 * plan.inputs[0].size_bytes)
+
 
 class NLL(AbstractLabelLoss):
     """loss = -w[label] logp[label].   logp: (n, v) log-probabilities   labels: (n,) integers   w: (v,) or absent

@@ -11,11 +11,12 @@ import numpy as np
 from simparallel.autograd.kernels.sums import sum_rows, unbroadcast
 from simparallel.autograd.kernels.tiles import matrix_product
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError
+from simparallel.machine.products import MatrixProduct
 
 # With at most this many rows and more than this many outputs, `Linear` computes w @ x.T instead of x @ w.T.
 FEW_ROWS = 128
@@ -44,6 +45,14 @@ def as_rows(x: Array) -> Array:
     return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
+def are_aligned(spec: Spec, *sizes: int) -> bool:
+    """Return whether rows of these sizes, of the dtype of `spec`, begin at multiples of 16 bytes, if that matters.
+
+    It matters to units for matrices; float32 and float64 are multiplied without them.
+    """
+    return spec.dtype.itemsize > 2 or all(size * spec.dtype.itemsize % 16 == 0 for size in sizes)
+
+
 class AbstractProduct(Op):
     """Products of x and w, summed over all dims of w but the first, with an optional bias b."""
 
@@ -60,6 +69,23 @@ class AbstractProduct(Op):
         # dx and dw cost as much as forward each; db is summed from data that dw reads anyway.
         products = needs[0] + needs[1]
         return Work(work.flops * products, work.size_bytes * max(products, 1))
+
+    def product(self, plan: Plan) -> MatrixProduct:
+        """Return the product of forward: (m, k) of x by (k, n) of w."""
+        raise TypeError(f"{self.name} does not define product")
+
+    def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
+        forward = self.product(plan)
+        if needs is None:
+            return (forward,)
+        _, m, n, k, *_ = forward
+        gradients = forward._replace(n=k, k=n), forward._replace(m=k, k=m)
+        return tuple(each for each, need in zip(gradients, needs, strict=False) if need)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # A kernel of its own sums dy for the bias.
+        work = self.work_backward(needs, plan.work)
+        return Work(work.flops, work.size_bytes + plan.output.size_bytes * any(needs[2:]))
 
 
 class MatMul(AbstractProduct):
@@ -134,6 +160,14 @@ class MatMul(AbstractProduct):
             dw = unbroadcast(ctx.xp, dw, w.shape)
         return dx, dw
 
+    def product(self, plan: Plan) -> MatrixProduct:
+        x, w = (spec.shape for spec in plan.inputs)
+        *batch, m, n = plan.output.shape
+        k = x[-2 if self.transpose_a else -1]
+        if len(w) == 2 and not self.transpose_a:
+            batch, m = [], m * prod(batch)
+        return MatrixProduct(prod(batch), m, n, k, is_aligned=are_aligned(plan.output, n, k))
+
     def work(self, x: Spec, w: Spec) -> Work:
         y = self.infer(x, w)
         k = x.shape[-2 if self.transpose_a else -1]
@@ -166,6 +200,11 @@ class Linear(AbstractProduct):
             f"x {x} has {x[-1]} features, the layer's weight {w} takes {w[1]}: {way_out}, or make the layer "
             f"Linear({x[-1]}, {w[0]})"
         )
+
+    def product(self, plan: Plan) -> MatrixProduct:
+        n, k = plan.inputs[1].shape
+        rows = prod(plan.output.shape[:-1])
+        return MatrixProduct(1, rows, n, k, is_aligned=are_aligned(plan.output, n, k))
 
     def forward(self, ctx: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         ctx.x, ctx.w = x, w

@@ -71,6 +71,15 @@ class AbstractRowNorm(AbstractNorm):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(11 * work.flops // 7, 14 * work.size_bytes // 9)
 
+    def eager_work(self, plan: Plan) -> Work:
+        # A row stays on the chip between its statistics and its result.
+        return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # One kernel reads dy and x and writes dx, another one reads both for the gradients of weight and bias.
+        flops, passes = self.work_backward(needs, plan.work).flops, 3 * needs[0] + 2 * any(needs[1:])
+        return Work(flops, passes * plan.inputs[0].size_bytes)
+
 
 class LayerNorm(AbstractRowNorm):
     """y = (x - mean) / sqrt(var + eps) * w + b, over the last dims (Ba et al. 2016, "Layer normalization")

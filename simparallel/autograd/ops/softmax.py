@@ -61,6 +61,14 @@ class AbstractSoftmax(AbstractAlong):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(work.flops // 14 * 4 * sum(needs), work.size_bytes * sum(needs))
 
+    def eager_work(self, plan: Plan) -> Work:
+        # A row stays on the chip.
+        return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
+
+    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+        # Reads y and dy, writes dx.
+        return Work(self.work_backward(needs, plan.work).flops, 3 * plan.inputs[0].size_bytes * sum(needs))
+
 
 class Softmax(AbstractSoftmax):
     """y = e ** (x - max x) / sum of e ** (x - max x), along `dim`

@@ -78,11 +78,11 @@ class _Trace(StageForward):
 
 def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
     plan = op._plan(list(inputs))
-    work = plan.work, op.work_backward(tuple(x.dtype.kind == "f" for x in inputs), plan.work)
+    needs = tuple(x.dtype.kind == "f" for x in inputs)
     recorder = current_recorder()
     if recorder is None:
-        return sum(each.flops for each in work)
-    return sum(recorder.price_of(op.name, op, plan, each)[0] for each in work)
+        return plan.work.flops + op.work_backward(needs, plan.work).flops
+    return recorder.price_of(op, plan)[0] + recorder.price_of(op, plan, needs)[0]
 
 
 class PartCost(NamedTuple):
