@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from simparallel.base.argparse_checks import at_least_one, flag
+from simparallel.base.files import write_atomically
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_number_of, format_seconds
 from simparallel.errors import InputError
@@ -50,8 +51,7 @@ def main(options: argparse.Namespace, cluster: ClusterSpec, progress: Callable[[
     plans = transformer_plans(shape, cluster, batch, options.dtype or "bfloat16", progress=progress)
     told = [_told(plan) for plan in plans]
     if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            json.dump(told, file, indent=1)
+        write_atomically(options.out, json.dumps(told, indent=1).encode())
     print(json.dumps(told, indent=1) if options.json else _text(plans, options.config))
     if options.out and not options.json:
         print(f"written: {options.out}")
