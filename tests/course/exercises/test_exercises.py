@@ -108,6 +108,9 @@ def test_errors() -> None:
 
 # --- hostile answers --------------------------------------------------------------------------------------
 
+# An interrupt that arrives in a callback of the garbage collector is lost with a warning, and sent again.
+interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 # An answer by itself, and one on ranks.
 BOTH = ["adam", "ring_all_reduce"]
 
@@ -148,6 +151,7 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[exercises.check.__module__], "COUNT_S", 0.3)
 
 
+@interrupted
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("answer", [endless, catches_all])
 def test_endless_loop_is_stopped(name: str, answer: Callable[..., Any], short_limit: None) -> None:
@@ -159,6 +163,7 @@ def test_endless_loop_is_stopped(name: str, answer: Callable[..., Any], short_li
     assert all_end(threads)
 
 
+@interrupted
 @pytest.mark.parametrize("answer", [endless_in_collectives, last_rank_is_endless])
 def test_endless_ranks_are_stopped(answer: Callable[..., Any], short_limit: None) -> None:
     threads = set(threading.enumerate())
@@ -167,6 +172,7 @@ def test_endless_ranks_are_stopped(answer: Callable[..., Any], short_limit: None
     assert all_end(threads)
 
 
+@interrupted
 def test_endless_loop_is_stopped_in_another_thread(short_limit: None) -> None:
     verdicts: list[Any] = []
     thread = threading.Thread(target=lambda: verdicts.append(exercises.check("adam", endless)))
@@ -218,6 +224,7 @@ PAIRS = [
 ]
 
 
+@interrupted
 @pytest.mark.parametrize(("name", "hostile"), PAIRS)
 def test_hostile_answers(name: str, hostile: str, short_limit: None) -> None:
     """They are wrong answers, and the check itself does not fail; it draws one picture."""
@@ -229,6 +236,7 @@ def test_hostile_answers(name: str, hostile: str, short_limit: None) -> None:
     plt.close("all")
 
 
+@interrupted
 @pytest.mark.matrices
 @pytest.mark.parametrize("name", exercises.names())
 def test_endless_loop_is_stopped_in_each_exercise(name: str, short_limit: None) -> None:
