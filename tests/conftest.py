@@ -107,7 +107,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if "SIMPARALLEL_TEST_MPI" not in os.environ:
-        refusals.golden = refusals.Golden(refusals.FILE, config.getoption("--rewrite-golden"))
+        refusals.golden = refusals.Golden(refusals.FOLDER, config.getoption("--rewrite-golden"))
     if config.option.markexpr == "fast":
         settings.load_profile("fast")
 
@@ -186,7 +186,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the golden file; a worker of xdist sends its part instead."""
+    """Write the golden files; a worker of xdist sends its part instead."""
     golden = refusals.golden
     if golden is not None and golden.rewrite:
         if (output := getattr(session.config, "workeroutput", None)) is not None:

@@ -152,8 +152,8 @@ class Tensor(TensorMethods, TensorNumpy):
         """Return the state for copies and pickles, without hooks and without the gradient buffer."""
         if self._node is not None:
             raise AutogradError(
-                f"{self.name or 'a tensor'} of shape {self.shape} came from {self._node.op!r} on the tape, which is "
-                "and cannot be copied or pickled: use detach(), or item() for a loss."
+                f"{self.name or 'a tensor'} of shape {self.shape} came from {self._node.op!r}: it is part of the "
+                "autograd graph, and such tensors cannot be copied or pickled; use detach(), or item() for a loss."
             )
         slots: dict[str, Any] = object.__getstate__(self)[1]  # type: ignore[index]
         return None, {**slots, "_hooks": None, "_room": None}

@@ -134,8 +134,8 @@ class Run:
             # A user's object may fail in any way.
             outcome.report = failure_report(
                 LaunchError(
-                    f"rank {rank}: its result arrived, but cannot be unpickled: {type(error).__name__}: {error}. "
-                    "Return arrays, numbers, strings, and lists or dicts of them."
+                    f"rank {rank}: its result arrived, but cannot be unpickled: {type(error).__name__}: "
+                    f"{str(error).rstrip('.')}. Return arrays, numbers, strings, and lists or dicts of them."
                 )
             )
             outcome.report["pid"] = self.pool.pids[rank]
