@@ -21,8 +21,10 @@ FLOORS = (
     {"algorithms"},
     {"machine"},
     {"clock"},
-    {"gpu"},
-    {"layout", "comm.memory", "autograd.kernels"},
+    {"arrays.cuda"},
+    {"arrays.host"},
+    {"arrays"},
+    {"layout", "comm.memory"},
     {"comm.*"},
     {"comm.direct"},
     {"comm.shm", "comm.inline", "comm.faults"},
@@ -102,7 +104,7 @@ def is_typing(node: ast.AST) -> bool:
 
 
 # Rooms that are ordered also where type hints count.
-HINTS_COUNT = ("comm", "gpu", "optim")
+HINTS_COUNT = ("comm", "arrays", "optim")
 
 
 def code_of(tree: ast.AST) -> Iterator[ast.AST]:

@@ -2,7 +2,7 @@
 
 A graph repeats the operations that the step started on the GPU, on the same memory. Other effects of the step are
 repeated here: the events and clocks of the recorder, the counters of random numbers, the gradients of the leaves, and
-the versions of changed memory. `gpu.capture` refuses effects that cannot be repeated.
+the versions of changed memory. `arrays.cuda.capture` refuses effects that cannot be repeated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import Capture, captured_step, refuse, running
+from simparallel.arrays.cuda.device import Gpu, current_gpu
+from simparallel.arrays.host.windows import scratch
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
-from simparallel.autograd.kernels.windows import scratch
 from simparallel.autograd.op import Op
 from simparallel.autograd.tape import mark_changed, written_since
 from simparallel.autograd.tensor import Tensor
@@ -30,8 +32,6 @@ from simparallel.base.attributes import setting
 from simparallel.base.checks import check_integer
 from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.errors import CaptureError, InputError
-from simparallel.gpu.capture import Capture, captured_step, refuse, running
-from simparallel.gpu.device import Gpu, current_gpu
 from simparallel.rank_local import RankLocal, per_rank
 
 # Types of the constants that a step reads from global and enclosing scopes, and that its graphs depend on.

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from simparallel.arrays.host.windows import Windows
 from simparallel.autograd.dims import as_dims, as_int, normalize_dims, reduced_dims  # noqa: F401 (for the ops)
 from simparallel.autograd.exchanges import Exchanges
-from simparallel.autograd.kernels.windows import Windows
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import HOOKS, READ, refuse, running
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
-from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import FUNCTIONS, Size, TensorMethods
 from simparallel.autograd.numpy_functions import TensorNumpy, without_gradient
 from simparallel.autograd.tape import Node, mark_changed, run_backward
@@ -29,7 +30,6 @@ from simparallel.errors import (
     NonFiniteLossError,
     ShapeError,
 )
-from simparallel.gpu.capture import HOOKS, READ, refuse, running
 from simparallel.machine.devices import FIRST, SIM, Device, current_device
 
 if TYPE_CHECKING:

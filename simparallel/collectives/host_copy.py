@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.ranges import named_range
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode, mark_changed
 from simparallel.backend import Array, assign, get_namespace, has_data, is_array, is_on_gpu, to_device_like, to_host
@@ -18,7 +19,6 @@ from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work, current
 from simparallel.comm.validate import check_array
 from simparallel.errors import AutogradError, DTypeError, InputError
-from simparallel.gpu.ranges import named_range
 from simparallel.machine.devices import FIRST, Device
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import running
+from simparallel.arrays.cuda.device import current_gpu
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_array
-from simparallel.gpu.capture import running
-from simparallel.gpu.device import current_gpu
 
 
 def delivered(values: Any) -> Tensor:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.multi_tensor import sums
+from simparallel.arrays.host.sums import wider
+from simparallel.arrays.host.windows import chunk_on_gpu_bytes
 from simparallel.autograd import Tensor
-from simparallel.autograd.kernels.sums import wider
-from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes
 from simparallel.backend import Array, fused, get_namespace, gpu_of
-from simparallel.gpu.multi_tensor import sums
 from simparallel.optim.adam import Adam, advance_moments
 from simparallel.optim.blocks import decayed
 from simparallel.optim.norms import norm, squares

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from simparallel.arrays.cuda.multi_tensor import for_each
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace, has_data
 from simparallel.base.checks import check_integer, check_number
 from simparallel.errors import InputError, StateDictError
-from simparallel.gpu.multi_tensor import for_each
 from simparallel.optim.blocks import widened
 from simparallel.optim.norms import over_slices, scale, totals
 from simparallel.optim.optimizer import Optimizer

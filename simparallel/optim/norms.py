@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.multi_tensor import for_each, sums
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, each, get_namespace, gpu_of, has_data, is_array, is_on_gpu, read_numbers, to_host
 from simparallel.base.checks import check_number
 from simparallel.comm import current
 from simparallel.errors import InputError
-from simparallel.gpu.multi_tensor import for_each, sums
 
 # Elements summed in their own precision; the sums of blocks are added in float64.
 _BLOCK = 1 << 16

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import refuse, running
+from simparallel.arrays.cuda.multi_tensor import for_each
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd import Tensor, enable_grad
-from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
 from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, to_device_like, to_host
@@ -20,8 +22,6 @@ from simparallel.base.checks import check_flags, check_number
 from simparallel.clock.memory import OPTIMIZER
 from simparallel.clock.recorder import Recorder, observer_of
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
-from simparallel.gpu.capture import refuse, running
-from simparallel.gpu.multi_tensor import for_each
 from simparallel.machine.devices import Device
 from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule

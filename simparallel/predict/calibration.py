@@ -136,7 +136,7 @@ def calibrate(
         if quick:
             raise InputError("calibrate: --quick is for the host; the measurements of a GPU are short. Leave it out.")
         # A calibration of the host needs no GPU.
-        from simparallel.gpu.device import gpu_of_rank
+        from simparallel.arrays.cuda.device import gpu_of_rank
         from simparallel.predict.gpu_calibration import measured_gpu
 
         file, measure = this_gpu_file(), partial(measured_gpu, gpu_of_rank(0))

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.backend import get_float32_matmul_precision, gpu_namespace
-from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from simparallel.machine.presets import THIS_GPU
 from simparallel.predict import gpu_measuring

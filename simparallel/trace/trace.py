@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from simparallel.arrays.cuda.device import current_gpu
 from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
 from simparallel.base.names import printable
@@ -19,7 +20,6 @@ from simparallel.clock.event import KINDS, Event, stream_order
 from simparallel.clock.recorder import current_recorder
 from simparallel.clock.recording import join, timer_of
 from simparallel.errors import InputError
-from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec
 from simparallel.trace import chrome, html as page, matrix, metrics
 from simparallel.trace.export import FORMATS, PER_RANK, table

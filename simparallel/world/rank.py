@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
+from simparallel.arrays.cuda.device import current_gpu
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import Recorder, current_recorder, describe_device, set_recorder
 from simparallel.comm import Group, current, is_running
 from simparallel.errors import InputError
-from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import ClusterSpec, describe
 from simparallel.world.launchers import foreign_launcher, is_batch_script
 from simparallel.world.process import become_rank

@@ -16,13 +16,13 @@ from stand_in.strict import host_waits, launches, xp
 
 import simparallel as sp
 from simparallel import nn
+from simparallel.arrays.cuda.capture import Capture
+from simparallel.arrays.cuda.device import Gpu, use_gpu
 from simparallel.autograd import Op, Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import get_namespace, random_state, to_host
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import CaptureError, LabelError, NonFiniteLossError
-from simparallel.gpu.capture import Capture
-from simparallel.gpu.device import Gpu, use_gpu
 
 STEPS = 7
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from simparallel.arrays.host.sums import masked, sum_rows, unbroadcast
 from simparallel.autograd import Tensor, functions as F
-from simparallel.autograd.kernels.sums import masked, sum_rows, unbroadcast
 from simparallel.errors import OutOfRangeError
 
 HALF = np.dtype(np.float16)

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from op_records import op_calls
 from refusals import refused
 
+from simparallel.arrays.host.erf import erf
 from simparallel.autograd import GELU, ArgMax, Context, Max, Min, Op, Spec, Tensor, Var, functions as F
-from simparallel.autograd.kernels.erf import erf
 from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
 from simparallel.testing import check_gradients
 from simparallel.testing.strategies import arrays

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from stand_in.strict import launches, xp
 
 import simparallel as sp
-from simparallel.autograd.kernels import windows
+from simparallel.arrays.host import windows
 from simparallel.clock.recorder import current_recorder
 
 

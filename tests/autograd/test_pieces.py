@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from stand_in.strict import xp
 
-from simparallel.autograd.kernels import tiles
+from simparallel.arrays.host import tiles
 from simparallel.base import blas
 
 SIZES = st.sampled_from([1, 7, 16, 30, 32, 64, 96, 120, 256, 400, 512])

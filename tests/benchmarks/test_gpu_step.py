@@ -17,9 +17,9 @@ from benchmarks import gpu_step
 from benchmarks.__main__ import main
 from benchmarks.step import chosen_tasks, our_step
 from simparallel import backend
+from simparallel.arrays.cuda.device import Gpu, use_gpu
 from simparallel.backend import manual_seed, to_host
 from simparallel.errors import InputError
-from simparallel.gpu.device import Gpu, use_gpu
 from simparallel.machine.device import DeviceSpec
 from simparallel.models import lenet5
 from simparallel.predict import gpu_measuring

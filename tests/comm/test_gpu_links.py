@@ -20,6 +20,7 @@ from stand_in import strict, strict_cuda, strict_nccl
 
 import simparallel as sp
 from simparallel import backend
+from simparallel.arrays.cuda.device import current_gpu
 from simparallel.comm.gpu import calls, ipc
 from simparallel.errors import (
     CollectiveMismatchError,
@@ -29,7 +30,6 @@ from simparallel.errors import (
     RankFailedError,
     RunFailedError,
 )
-from simparallel.gpu.device import current_gpu
 from simparallel.testing import faults
 
 SIZE = 3

@@ -12,7 +12,7 @@ from stand_in.strict import launches, xp
 
 import simparallel as sp
 from simparallel import optim
-from simparallel.autograd.kernels import windows
+from simparallel.arrays.host import windows
 from simparallel.backend import get_namespace, to_host
 from simparallel.clock.memory import OPTIMIZER
 from simparallel.clock.recorder import current_recorder

@@ -14,8 +14,8 @@ import pytest
 from programs import PROGRAMS
 
 import simparallel as sp
+from simparallel.arrays.host import im2col, sums
 from simparallel.autograd import Op
-from simparallel.autograd.kernels import im2col, sums
 from simparallel.autograd.ops import channels, conv
 from simparallel.backend import to_host
 from simparallel.errors import DeviceMismatchError, InputError, RunFailedError

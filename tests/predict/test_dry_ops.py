@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 
+from simparallel.arrays.host.tiles import matrix_product
 from simparallel.autograd import Op, Tensor
-from simparallel.autograd.kernels.tiles import matrix_product
 from simparallel.backend import has_data
 from simparallel.base.dry_arrays import DryArray, dried, empty
 from simparallel.base.strides import reshapes_in_place

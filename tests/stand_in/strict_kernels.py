@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.gpu.kernel_source import TYPES
+from simparallel.arrays.cuda.kernel_source import TYPES
 from stand_in import strict_cuda
 
 # C++ type -> NumPy's.

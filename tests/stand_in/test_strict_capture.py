@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from simparallel.gpu.products import capture_products, product
+from simparallel.arrays.cuda.products import capture_products, product
 from stand_in import strict_cuda as cuda
 from stand_in.strict import StrictArray, launches, xp
 from stand_in.strict_cuda import Event, Graph, Stream, StreamRaceError
@@ -294,7 +294,7 @@ def test_cupys_products_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None
     memory = cupy.cuda.UnownedMemory(1 << 40, 1 << 40, None, 0)
     x = cupy.ndarray((2, 2), "f4", memptr=cupy.cuda.MemoryPointer(memory, 0))
     calls: list[Any] = []
-    monkeypatch.setattr("simparallel.gpu.products.product", lambda *args: calls.append(args))
+    monkeypatch.setattr("simparallel.arrays.cuda.products.product", lambda *args: calls.append(args))
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("", (), {"is_capturing": lambda self: True})())
     x @ x, cupy.matmul(x, x), cupy.matmul(x, x, out=x)
     assert [len(args) for args in calls] == [3, 4, 4]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.erf import erf
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.erf import erf
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, instance
 from simparallel.autograd.ops.elementwise import AbstractFloatUnary, stable_sigmoid

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simparallel.autograd.kernels.scatter import add_at
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.scatter import add_at
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function, method
 from simparallel.autograd.op import (
     AbstractConstant,

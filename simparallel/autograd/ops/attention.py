@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import unbroadcast, wider
-from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes, ones, scratch
+from simparallel.arrays.cuda.kernel_source import itself
+from simparallel.arrays.cuda.row_sums import row_sums
+from simparallel.arrays.host.sums import unbroadcast, wider
+from simparallel.arrays.host.windows import chunk_on_gpu_bytes, ones, scratch
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
-from simparallel.gpu.kernel_source import itself
-from simparallel.gpu.row_sums import row_sums
 from simparallel.layout.rule import broadcast
 from simparallel.machine.products import MatrixProduct
 

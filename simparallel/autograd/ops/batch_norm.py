@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.host import normalize
+from simparallel.arrays.host.sums import in_order_of, wider
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels import normalize
-from simparallel.autograd.kernels.sums import in_order_of, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, check_float, instance
 from simparallel.autograd.ops.channels import along_channels, channel_sums, sums_of_channels

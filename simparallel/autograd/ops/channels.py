@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import MANY_ROWS, sum_rows
-from simparallel.autograd.kernels.windows import ones
+from simparallel.arrays.cuda.row_sums import row_sums
+from simparallel.arrays.host.sums import MANY_ROWS, sum_rows
+from simparallel.arrays.host.windows import ones
 from simparallel.backend import Array
-from simparallel.gpu.row_sums import row_sums
 
 
 def channel_sums(xp: ModuleType, x: Array, out: Array | None = None) -> Array:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels import im2col, winograd
-from simparallel.autograd.kernels.sums import sum_rows
-from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
+from simparallel.arrays.host import im2col, winograd
+from simparallel.arrays.host.sums import sum_rows
+from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Plan, instance
 from simparallel.autograd.ops.matmul import AbstractProduct
@@ -38,7 +38,7 @@ class Conv2d(AbstractProduct):
     x: (N, C, H, W)   w: (O, C / groups, kh, kw)   b: (O,), may be left out   y: (N, O, P, Q)
 
     In memory, the batch is the innermost dim, or the second innermost, just outside the channels (see
-    `kernels/im2col.py`); y has the order that is fastest for the next convolution. Inputs in other
+    `arrays/host/im2col.py`); y has the order that is fastest for the next convolution. Inputs in other
     orders are copied.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels import im2col
-from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
+from simparallel.arrays.host import im2col
+from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, as_int, instance
 from simparallel.autograd.ops.promotion import hashable

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import from_host, running
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, Part, filled, fused, random_bits, random_state
 from simparallel.errors import DTypeError, InputError
-from simparallel.gpu.capture import from_host, running
 from simparallel.layout.rule import dim_names
 
 # Four elements share a random word of 64 bits: 16 bits each, so p is rounded to 1/65536.

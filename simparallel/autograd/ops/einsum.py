@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from simparallel.autograd.kernels.sums import unbroadcast, wider
+from simparallel.arrays.host.sums import unbroadcast, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor

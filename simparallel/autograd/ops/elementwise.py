@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import masked, unbroadcast
+from simparallel.arrays.host.sums import masked, unbroadcast
 from simparallel.autograd.methods import function, method
 from simparallel.autograd.op import AbstractConstant, Context, Op, Plan, Spec, Work
 from simparallel.autograd.ops.promotion import floating, operands

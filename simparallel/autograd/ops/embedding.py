@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.scatter import add_rows
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.scatter import add_rows
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import AbstractConstant, Context, Op, Plan, Spec, Work, as_int, instance
 from simparallel.autograd.ops.labels import Words, check_labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simparallel.autograd.kernels.sums import unbroadcast, wider
+from simparallel.arrays.host.sums import unbroadcast, wider
 from simparallel.autograd.methods import FUNCTIONS, function
 from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, instance, normalize_dims, reduced_dims
 from simparallel.autograd.ops.promotion import spread

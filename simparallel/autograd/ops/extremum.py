@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from simparallel.arrays.host.sums import extreme, masked, wider
 from simparallel.autograd.dims import Dims, as_dims, reduced_dims
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import extreme, masked, wider
 from simparallel.autograd.methods import deviation, function, reduction
 from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.promotion import floating

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import check_after
+from simparallel.arrays.host.scatter import add_at
+from simparallel.arrays.host.sums import masked
 from simparallel.autograd.grad_mode import no_grad
-from simparallel.autograd.kernels.scatter import add_at
-from simparallel.autograd.kernels.sums import masked
 from simparallel.autograd.methods import check_held, check_writable, function, method
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_dims, as_int, instance, normalize_dims
 from simparallel.autograd.ops.promotion import operands
@@ -21,7 +22,6 @@ from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, assign, get_namespace, is_array, is_on_gpu, read_numbers
 from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
-from simparallel.gpu.capture import check_after
 from simparallel.layout.rule import dim_names
 
 # (start, stop, step) of a slice.

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import check_after
 from simparallel.autograd.op import Context
 from simparallel.backend import Array, fused, get_namespace, to_host
 from simparallel.errors import LabelError
-from simparallel.gpu.capture import check_after
 
 
 class Words(NamedTuple):

@@ -7,8 +7,8 @@ from functools import cache
 from math import prod
 from typing import Any
 
+from simparallel.arrays.host.sums import exponentials, extreme, wider
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.embedding import one_hot

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import sum_rows, unbroadcast
-from simparallel.autograd.kernels.tiles import matrix_product
+from simparallel.arrays.host.sums import sum_rows, unbroadcast
+from simparallel.arrays.host.tiles import matrix_product
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.ops.promotion import operands

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.host import normalize
+from simparallel.arrays.host.sums import sum_rows, wider
+from simparallel.arrays.host.windows import ones
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels import normalize
-from simparallel.autograd.kernels.sums import sum_rows, wider
-from simparallel.autograd.kernels.windows import ones
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Plan, Spec, Work, instance
 from simparallel.autograd.ops.batch_norm import AbstractNorm, check_channels, present

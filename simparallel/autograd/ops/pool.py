@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.capture import from_host
+from simparallel.arrays.host.sums import divided, in_order_of, lowest, masked
+from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import divided, in_order_of, lowest, masked
-from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
 from simparallel.errors import InputError, ShapeError
-from simparallel.gpu.capture import from_host
 
 # The batch and the channels, taken whole.
 _ALL = (slice(None), slice(None))

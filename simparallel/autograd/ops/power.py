@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import unbroadcast
+from simparallel.arrays.host.sums import unbroadcast
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.promotion import floating, operands, plain

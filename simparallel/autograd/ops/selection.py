@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import masked, unbroadcast
+from simparallel.arrays.host.sums import masked, unbroadcast
 from simparallel.autograd.methods import FUNCTIONS, function
 from simparallel.autograd.op import Context, Op, Spec, instance
 from simparallel.autograd.ops.elementwise import AbstractBinary, AbstractUnary

@@ -7,8 +7,8 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
+from simparallel.arrays.host.sums import exponentials, extreme, wider
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Plan, Spec, Work, as_int, check_float, instance
 from simparallel.autograd.ops.along import AbstractAlong

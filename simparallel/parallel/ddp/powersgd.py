@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel import collectives
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.sums import wider
 from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host
 from simparallel.base.checks import check_integer
 from simparallel.clock.recorder import current_recorder

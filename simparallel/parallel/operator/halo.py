@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from simparallel.arrays.host.windows import Windows
 from simparallel.autograd import Plan, Spec
-from simparallel.autograd.kernels.windows import Windows
 from simparallel.backend import Array, get_namespace
 from simparallel.layout.boxes import Box, box_of, boxes_of, meet, shape_of, within
 from simparallel.layout.halo import Halo

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from simparallel.arrays.cuda.recorder import GpuRecorder
 from simparallel.backend import finish_checks, get_float32_matmul_precision, random_state, set_float32_matmul_precision
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.comm import Communicator, current, use_communicator
@@ -18,7 +19,6 @@ from simparallel.comm.fault_spec import Fault
 from simparallel.comm.group import Medium
 from simparallel.comm.memory.segment import DONE
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport
-from simparallel.gpu.recorder import GpuRecorder
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.rank_local import RankLocal, begin_run
 from simparallel.runtime.reports import Outcome, failure_report

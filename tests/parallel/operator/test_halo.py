@@ -12,8 +12,8 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import nn, ops
+from simparallel.arrays.host.windows import windows
 from simparallel.autograd import Tensor, functions as F
-from simparallel.autograd.kernels.windows import windows
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import StrategyError
 from simparallel.layout.boxes import box_of, meet, within

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.kernel_source import TYPES, KernelSource, Number, compiled, itself
 from simparallel.backend import Array, get_namespace, gpu_of, is_on_gpu, to_device_like
-from simparallel.gpu.kernel_source import TYPES, KernelSource, Number, compiled, itself
 
 _THREADS = 512
 # Elements of a block: few enough to occupy all multiprocessors with some 100,000 elements.

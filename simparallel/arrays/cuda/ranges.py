@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from simparallel.arrays.cuda.device import current_gpu
 from simparallel.errors import InputError
-from simparallel.gpu.device import current_gpu
 
 VARIABLE = "SIMPARALLEL_NVTX"
 

@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 from stand_in import strict, strict_cuda
 
 import simparallel as sp
+from simparallel.arrays.cuda import recorder as gpu_recorder
+from simparallel.arrays.cuda.device import Gpu, Moment, current_gpu
 from simparallel.clock.recorder import Recorder, current_recorder
-from simparallel.gpu import recorder as gpu_recorder
-from simparallel.gpu.device import Gpu, Moment, current_gpu
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 DEVICE_KINDS = {"forward", "backward", "optimizer", "range"}

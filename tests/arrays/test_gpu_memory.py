@@ -13,11 +13,11 @@ from refusals import refused
 from stand_in import strict, strict_cuda, strict_memory
 
 import simparallel as sp
+from simparallel.arrays.cuda import memory as gpu_memory
+from simparallel.arrays.cuda.device import current_gpu
+from simparallel.arrays.cuda.memory import use_memory
 from simparallel.backend import get_namespace
 from simparallel.errors import DeviceOutOfMemoryError
-from simparallel.gpu import memory as gpu_memory
-from simparallel.gpu.device import current_gpu
-from simparallel.gpu.memory import use_memory
 
 
 def rounded(size: int) -> int:

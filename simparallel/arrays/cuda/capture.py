@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from simparallel.arrays.cuda.device import Gpu
+from simparallel.arrays.cuda.products import capture_products
 from simparallel.backend import (
     Array,
     check_when_read,
@@ -27,8 +29,6 @@ from simparallel.backend import (
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import is_inside, place
 from simparallel.errors import CaptureError, SimParallelError
-from simparallel.gpu.device import Gpu
-from simparallel.gpu.products import capture_products
 from simparallel.rank_local import RankLocal
 
 

@@ -22,8 +22,8 @@ from types import ModuleType
 
 import numpy as np
 
-from simparallel.autograd.kernels.tiles import pieces
-from simparallel.autograd.kernels.windows import Pair, Windows, chunk_on_gpu_bytes, pad_rows, scratch
+from simparallel.arrays.host.tiles import pieces
+from simparallel.arrays.host.windows import Pair, Windows, chunk_on_gpu_bytes, pad_rows, scratch
 from simparallel.backend import Array, each
 
 # Size of the gathered matrix of one chunk in host memory.

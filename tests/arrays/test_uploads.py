@@ -15,7 +15,7 @@ from stand_in import strict, strict_cuda
 from stand_in.strict_cuda import StreamRaceError
 
 import simparallel as sp
-from simparallel.gpu.device import Gpu, current_gpu
+from simparallel.arrays.cuda.device import Gpu, current_gpu
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_, np.float16])

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from stand_in.strict import launches, xp
 
 import simparallel as sp
-from simparallel.gpu.add_rows import add_rows
-from simparallel.gpu.kernel_source import itself
-from simparallel.gpu.row_sums import row_sums
+from simparallel.arrays.cuda.add_rows import add_rows
+from simparallel.arrays.cuda.kernel_source import itself
+from simparallel.arrays.cuda.row_sums import row_sums
 
 ROWS = st.sampled_from([1, 2, 63, 64, 65, 500, 4096, 4097, 9000])
 COLUMNS = st.sampled_from([0, 1, 3, 40])

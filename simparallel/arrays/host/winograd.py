@@ -30,8 +30,8 @@ from types import ModuleType
 
 import numpy as np
 
-from simparallel.autograd.kernels.tiles import multiply
-from simparallel.autograd.kernels.windows import Pair, Windows, pad_rows, scratch
+from simparallel.arrays.host.tiles import multiply
+from simparallel.arrays.host.windows import Pair, Windows, pad_rows, scratch
 from simparallel.backend import Array, each, to_device_like
 
 TILE, FIELD, NUM_PRODUCTS = 4, 6, 36

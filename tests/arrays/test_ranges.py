@@ -12,8 +12,8 @@ from refusals import refused
 from stand_in import strict, strict_cuda
 
 import simparallel as sp
+from simparallel.arrays.cuda.ranges import VARIABLE, named_range
 from simparallel.errors import InputError, ShapeError
-from simparallel.gpu.ranges import VARIABLE, named_range
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 

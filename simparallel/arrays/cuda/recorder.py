@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from simparallel.arrays.cuda.device import Gpu, GpuClock, Moment
 from simparallel.backend import Array
 from simparallel.clock.event import WALL_END, WALL_START
 from simparallel.clock.recording import Recorded, Recording
 from simparallel.clock.two_clocks import TwoClockRecorder
-from simparallel.gpu.device import Gpu, GpuClock, Moment
 from simparallel.machine.devices import Device
 
 if TYPE_CHECKING:

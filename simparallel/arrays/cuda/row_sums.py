@@ -11,8 +11,8 @@ from functools import cache
 from math import prod
 from typing import Any
 
+from simparallel.arrays.cuda.kernel_source import TYPES, KernelSource, Variable, compiled, itself
 from simparallel.backend import Array, get_namespace
-from simparallel.gpu.kernel_source import TYPES, KernelSource, Variable, compiled, itself
 
 _THREADS = 256
 # Rows that a thread sums: few enough to occupy all multiprocessors with some 100,000 elements.

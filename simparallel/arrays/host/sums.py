@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.windows import ones
+from simparallel.arrays.cuda.kernel_source import itself
+from simparallel.arrays.cuda.row_sums import row_sums
+from simparallel.arrays.host.windows import ones
 from simparallel.backend import Array
-from simparallel.gpu.kernel_source import itself
-from simparallel.gpu.row_sums import row_sums
 
 _HALF = np.dtype(np.float16)
 _BITS = {np.dtype(f"float{size}"): np.dtype(f"int{size}") for size in (16, 32, 64)}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda import add_rows as gpu_rows
 from simparallel.backend import Array
-from simparallel.gpu import add_rows as gpu_rows
 
 
 def add_at(xp: ModuleType, total: Array, key: tuple[Any, ...], values: Array) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from simparallel.arrays.cuda.kernel_source import TYPES, compiled
 from simparallel.backend import Array, get_namespace
-from simparallel.gpu.kernel_source import TYPES, compiled
 
 _THREADS = 256
 _KERNEL = """\

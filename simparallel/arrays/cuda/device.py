@@ -13,9 +13,9 @@ from functools import cached_property
 from time import perf_counter_ns
 from typing import Any
 
+from simparallel.arrays.cuda.memory import GpuMemory, use_memory
+from simparallel.arrays.cuda.uploads import Uploads
 from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
-from simparallel.gpu.memory import GpuMemory, use_memory
-from simparallel.gpu.uploads import Uploads
 from simparallel.rank_local import RankLocal
 
 LONGEST_SETTLE_S = 0.5
