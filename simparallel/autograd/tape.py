@@ -97,6 +97,8 @@ class Backward:
         calls_hooks: gradients go to `.grad`, and hooks of the leaves are called.
         callbacks: (place, function) to call once it has delivered its last gradient; in the order of the places, and
             for equal ones of registration.
+        unfinished: id of the context of a node -> mesh axes over which the gradient of its result is still to be
+            summed, by the op of the node.
         is_over: it has ended, possibly with an error.
     """
 
@@ -106,6 +108,7 @@ class Backward:
     outer: Backward | None
     calls_hooks: bool
     callbacks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    unfinished: dict[int, tuple[str, ...]] = field(default_factory=dict)
     is_over: bool = False
     # Keys of the gradients in memory that nothing else uses.
     _own: set[int] = field(default_factory=set)

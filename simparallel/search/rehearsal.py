@@ -212,7 +212,10 @@ class StepRehearsal:
         made = {id(owner_of(x)) for x in (y.data, *kept)} - {id(owner_of(x)) for x in arrays}
         self._makers |= dict.fromkeys(made, number)
         if True in ctx.needs:
-            ctx.summed = [(i, x) for i, x in enumerate(inputs) if ctx.needs[i] and self._is_summed(call, i)]
+            left = [self._space.is_left(self._choice, number, i) for i in range(len(inputs))]
+            ctx.summed = [
+                (i, x) for i, x in enumerate(inputs) if ctx.needs[i] and not left[i] and self._is_summed(call, i)
+            ]
             back = _Step(partial(self._op_backward, node.op, call))
             y = Tensor._result(y.data, Node(back, ctx, tuple(inputs)), placement=call.made)  # type: ignore[arg-type]
         if call.made is not choice.output and choice.output is not call.made.gradient:

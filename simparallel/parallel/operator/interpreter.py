@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from simparallel import collectives
-from simparallel.autograd import Context, Op, Redistribute, Tensor
+from simparallel.autograd import Context, Op, Redistribute, Tensor, running_backward
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, has_data, is_array
@@ -35,7 +36,7 @@ from simparallel.errors import LayoutError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.redistribution import Redistribution
-from simparallel.layout.sharding import Placement, placement
+from simparallel.layout.sharding import Placement, placement, unfinished
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.ddp.same_model import check_may_be_cut
 from simparallel.parallel.operator.gradient_sums import Postponed
@@ -78,10 +79,7 @@ class Sharder:
 
 
 class CompiledMove(Reversible):
-    """A redistribution, compiled for this rank; also the op and the context of its tape node, as it keeps no state."""
-
-    # Read because this is also the node's context: the only input needs a gradient.
-    needs = (True,)
+    """A redistribution, compiled for this rank; also the op of its tape node, as it keeps no state."""
 
     def __init__(self, sharder: Sharder, source: Placement, target: Placement, plan: Redistribution) -> None:
         self._sharder, self._source, self._target = sharder, source, target
@@ -120,13 +118,24 @@ class CompiledMove(Reversible):
             x.data, x.placement = data, self._target
             return x
         on_tape = grad_mode.enabled and x.requires_grad
-        return Tensor._result(data, Node(self, self, (x,)) if on_tape else None, None, self._target, SHARDED)  # type: ignore[arg-type]
+        node = Node(self, SimpleNamespace(needs=(True,)), (x,)) if on_tape else None  # type: ignore[arg-type]
+        return Tensor._result(data, node, None, self._target, SHARDED)
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        return (self._sharder.carry(dy, self._target.gradient, self._source.gradient, "backward"),)
+        lies = unfinished(self._target, running_backward().unfinished.pop(id(ctx), ()))
+        return (self._sharder.carry(dy, lies, self._source.gradient, "backward"),)
 
     def __repr__(self) -> str:
         return f"Redistribute({self._source.layout!r} -> {self._target.layout!r})"
+
+
+def _is_moved_for_this_alone(x: Tensor) -> bool:
+    """Return whether x comes from a redistribution, and the running backward adds nothing else to its gradient."""
+    node = x._node
+    if node is None or not isinstance(node.op, CompiledMove):
+        return False
+    running = running_backward()
+    return running.uses[id(node)] == 1 and id(node) not in running.grads
 
 
 def _show_copy(recorder: Recorder, name: str, phase: str, start_ns: int, x: Array) -> None:
@@ -330,7 +339,10 @@ class Runner(Reversible):
             return move.bring(x)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        """Return the gradients of the inputs: halos returned to their owners, then summed along `_gradient_axes`."""
+        """Return the gradients of the inputs: halos returned to their owners, then summed along `_gradient_axes`.
+
+        The gradient of a redistributed input is left unfinished: the way back sums and cuts it at once.
+        """
         communicator = self._sharder.communicator
         before, communicator.purpose = communicator.purpose, self._backward_purpose
         try:
@@ -347,6 +359,9 @@ class Runner(Reversible):
             gradient = grads[i]
             group = None if gradient is None else self.group(axes)
             if group is not None and gradient is not None:
+                if _is_moved_for_this_alone(x):
+                    running_backward().unfinished[id(x._node.ctx)] = axes
+                    continue
                 if gradient is dy or gradient.base is not None or not gradient.ndim:
                     # The all-reduce writes in place: copy views, dy itself and NumPy scalars.
                     gradient = ctx.xp.array(gradient)
