@@ -491,7 +491,7 @@ class RandomState(RankLocal):
         masks: number of layers that draw masks.
         calls: stream -> number of calls, see `next_call`.
         given_part: value of `part`, such as in a forward pass of DistributedDataParallel; None for the default.
-        sharded_part: the same for sharded tensors, which are whole except for the micro-batches of a pipeline.
+        sharded_part: value of `part` for sharded tensors: the whole batch, except for the micro-batches of a pipeline.
         usual_part: returns the default of `part`; None stands for the whole batch.
     """
 

@@ -75,8 +75,8 @@ def _system() -> Iterator[CheckResult]:
     text = f"{usable} of {cores} usable" + ("" if limit is None else f", limited to {limit:g} by the control group")
     yield CheckResult("cores", OK, f"{text}; ranks beyond that take turns")
     name, core = blas.core()
-    text, bound = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.bound()
-    yield CheckResult("blas", FALLBACK, f"{text}; {bound}") if bound else CheckResult("blas", OK, text)
+    text, override = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.kernel_override()
+    yield CheckResult("blas", FALLBACK, f"{text}; {override}") if override else CheckResult("blas", OK, text)
 
 
 def cpu_limit() -> float | None:

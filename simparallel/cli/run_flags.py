@@ -194,10 +194,10 @@ def request(options: argparse.Namespace) -> Request:
         InputError: options are out of range or contradict each other.
         RankTableError: the rank table breaks a rule.
     """
-    positive(timeout=options.timeout, endless=True)
+    positive(timeout=options.timeout, allow_infinity=True)
     at_least_one(devices_per_rank=options.devices_per_rank)
     if options.start_timeout is not None:
-        positive(cluster_time_out=options.start_timeout, endless=True)
+        positive(cluster_time_out=options.start_timeout, allow_infinity=True)
     table = None if options.rank_table is None else load(options.rank_table)
     # A chained comparison: none of the three is given.
     if options.world_size is options.nodes is table is None:

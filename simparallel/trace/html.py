@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from simparallel.base.html import shown
+from simparallel.base.html import escaped
 from simparallel.base.units import format_seconds
 from simparallel.clock.breakdown import Totals, add_up, makespan_ps
 from simparallel.clock.critical_path import communications, critical_path
@@ -47,7 +47,7 @@ def dumps(
         {**_data(events, totals, title, notes), "measured": measured}, separators=(",", ":"), allow_nan=False
     )
     parts = _page()
-    return "".join((parts[0], shown(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
+    return "".join((parts[0], escaped(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
 
 
 @cache
