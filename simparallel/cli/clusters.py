@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from simparallel.algorithms import DIRECT, names
 from simparallel.base.argparse_checks import at_least_one, numbers
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
@@ -33,6 +34,7 @@ def add_busbw(command: argparse.ArgumentParser) -> None:
     command.add_argument("--op", choices=CONVENTION, default="all_reduce", help="default %(default)s")
     command.add_argument("--sizes", type=numbers, metavar="BYTES,…", default=SIZES, help="default 1 KiB to 4 GiB")
     command.add_argument("--ranks", type=numbers, metavar="N,…", help="the group (default: all ranks)")
+    command.add_argument("--algorithm", choices=names(), default=DIRECT, help="default: what a library chooses")
 
 
 def add_calibrate(command: argparse.ArgumentParser) -> None:
@@ -112,7 +114,7 @@ def busbw(options: argparse.Namespace) -> int:
         f"size = {what}; algbw = size / time; busbw = algbw x {factor} (nccl-tests); 1 GB = 10^9 bytes\n"
     )
     rows: list[tuple[str, ...]] = [("size", "time", "algbw", "busbw", "algorithm")]
-    for row in expected_busbw(cluster, options.op, options.sizes, options.ranks):
+    for row in expected_busbw(cluster, options.op, options.sizes, options.ranks, options.algorithm):
         rates = (f"{rate / 1e9:.2f} GB/s" for rate in (row.algorithm_bandwidth, row.bus_bandwidth))
         rows.append((format_bytes(row.size_bytes), format_seconds(row.time_ps / PS_PER_S), *rates, row.algorithm))
     print(*aligned(rows, ">>>><"), sep="\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simparallel.algorithms import DIRECT
 from simparallel.errors import InputError
 from simparallel.machine.device import PS_PER_S
 from simparallel.machine.spec import ClusterSpec
@@ -50,7 +51,7 @@ def bus_factor(op: str, num_ranks: int) -> float:
 
 
 def expected_busbw(
-    cluster: ClusterSpec, op: str, sizes: Sequence[int], ranks: Sequence[int] | None = None
+    cluster: ClusterSpec, op: str, sizes: Sequence[int], ranks: Sequence[int] | None = None, algorithm: str = DIRECT
 ) -> list[Expected]:
     """Return the time and the bandwidths that a collective of `ranks` should reach at each size [bytes].
 
@@ -59,15 +60,16 @@ def expected_busbw(
         op: name of a collective, such as "all_reduce".
         sizes: sizes of the payload, in bytes.
         ranks: the ranks of the group; None for all.
+        algorithm: see `ClusterSpec.collective`.
 
     Raises:
         InputError: `op` has no such convention.
-        ClusterError: a rank that does not exist, or a group that the cluster's rules refuse.
+        ClusterError: a rank that does not exist, a group that the cluster's rules refuse, or no such algorithm for it.
     """
     group = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
     factor, rows = bus_factor(op, len(group)), []
     for size in sizes:
-        cost = cluster.collective(op, size, group)
+        cost = cluster.collective(op, size, group, algorithm=algorithm)
         rate = size * PS_PER_S / cost.time_ps if cost.time_ps else 0.0
         rows.append(Expected(size, cost.time_ps, cost.algorithm, rate, rate * factor))
     return rows

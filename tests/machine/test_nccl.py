@@ -198,9 +198,9 @@ def test_time_grows_with_bytes(call, size_a, size_b):
     assert len(ranks) == 1 or small >= CALL_S * 1e12
 
 
-@given(st.sampled_from(WITH_NCCL), st.sampled_from(["tree", "ring"]), st.integers(1, 5), st.integers(2, 7), sizes)
+@given(st.sampled_from(WITH_NCCL), st.sampled_from(["tree", "ring"]), st.integers(3, 5), st.integers(2, 7), sizes)
 def test_time_grows_with_ranks_within_an_algorithm(name, algorithm, nodes, count, size):
-    """On full nodes, and on parts of one."""
+    """On parts of a node, and on nodes from three on: the tables differ for one, two, and more of them."""
     stated = replace(describe(48, name, nodes=6), library=replace(PRESETS[name].library, algorithms=(algorithm,)))
     few, more = (stated.collective("all_reduce", size, tuple(range(8 * k))).time_ps for k in (nodes, nodes + 1))
     assert few <= more
@@ -242,6 +242,8 @@ def test_one_price_in_all_forms():
     assert (event.sim_end_ps - event.sim_start_ps, event.algorithm) == (cost.time_ps, cost.algorithm)
     assert sp.dry_run(work, world_size=4, cluster=cluster).makespan_s == cost.time_ps / 1e12
     assert expected_busbw(cluster, "all_reduce", [1 << 18])[0].time_ps == cost.time_ps
+    tree = cluster.collective("all_reduce", 1 << 18, tuple(range(4)), algorithm="tree")
+    assert expected_busbw(cluster, "all_reduce", [1 << 18], algorithm="tree")[0].time_ps == tree.time_ps
 
 
 @pytest.mark.parametrize("name", WITH_NCCL)
