@@ -293,9 +293,9 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 174.6 billion parameters on 384 GPUs: 77.9 s a step
 bubble 2.7%, MFU 36.3%, HFU 48.3%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
-dgx-a100: 78.2 s, MFU 36.2%
-dgx-h100: 30.8 s, MFU 28.9%
-h200-8: 29.3 s, MFU 30.4%
+dgx-a100: 78.6 s, MFU 36.0%
+dgx-h100: 29.5 s, MFU 30.2%
+h200-8: 28.0 s, MFU 31.8%
 ascend910b-8: 68.3 s, MFU 34.3%
 ```
 """

@@ -42,7 +42,6 @@ _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/cal
 # Fractions by flops of a product, and by bytes moved.
 _MATMUL = Curve(((1e8, 0.1), (1e9, 0.6), (16e9, 0.9), (128e9, 0.95)))
 _MEMORY = Curve(((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9)))
-_MIB = 1 << 20
 # The numbers of a device that data sheets have.
 _OF_SHEETS = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"
 
@@ -56,21 +55,6 @@ def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source:
         matmul_efficiency={2: _MATMUL},
         memory_efficiency=_MEMORY,
         sources=device.sources | sources,
-    )
-
-
-def _nvlink(bandwidth: float, links: str, sheet: str) -> LinkSpec:
-    """Return the links of an NVSwitch: NCCL's protocols LL, LL128 and Simple."""
-    return LinkSpec(
-        2.5e-6,
-        bandwidth / 2,
-        segments=((_MIB, 3e-6, 0.92 * bandwidth), (24 * _MIB, 4e-6, bandwidth)),  # type: ignore[arg-type]
-        notes=sheet,
-        sources={
-            "latency_s": "assumed: NCCL's tuner, latencies of LL spread over the steps of a tree of 8",
-            "bandwidth_bytes_per_s": f"assumed: LL has half of {links} (NVIDIA/nccl @5067397, tuning.cc)",
-            "segments": f"assumed: LL128 and Simple, {links}, their latencies and limits as in NCCL's tuner",
-        },
     )
 
 
@@ -221,25 +205,11 @@ PRESETS: dict[str, Preset] = {
         ),
         _link(10e-6, 25e9, f"{_REPORTED}; RoCE 200 Gb/s"),
         node_size=8,
+        rules="hccl-a2",
     ),
-    "dgx-a100": Preset(
-        _EFFICIENT_A100,
-        _nvlink(240e9, "12 x 20.0 GB/s", "data sheet: NVLink 3, 300 GB/s a direction; NCCL plans with less"),
-        _HDR,
-        node_size=8,
-    ),
-    "dgx-h100": Preset(
-        _hopper("h100", 3.35, 80),
-        _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
-        _NDR,
-        node_size=8,
-    ),
-    "h200-8": Preset(
-        _hopper("h200", 4.8, 141),
-        _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
-        _NDR,
-        node_size=8,
-    ),
+    "dgx-a100": Preset(_EFFICIENT_A100, _NVLINK3, _HDR, node_size=8, library=_nccl("ampere", "amd")),
+    "dgx-h100": Preset(_hopper("h100", 3.35, 80), _NVLINK4, _NDR, node_size=8, library=_nccl("hopper", "intel")),
+    "h200-8": Preset(_hopper("h200", 4.8, 141), _NVLINK4, _NDR, node_size=8, library=_nccl("hopper", "intel")),
     "b200-8": Preset(
         _gpu("b200", f"data sheet: DGX B200; {_SPARSE}", (4500, 2250, 75, 37), 8, 180),
         _NVLINK5,
