@@ -1,7 +1,8 @@
 """Training steps as predicted, beside what others measured and published.
 
 Each file in `published/` is a table of a publication, with its source and what had to be assumed. No number of the
-model is fitted to them, except `Efficiency.product` to `korthikanti2022_table4.json`, the times of one block.
+model is fitted to them, except the share of an A100's peak that products reach to `korthikanti2022_table4.json`, the
+times of one block.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from simparallel.machine.cluster import PRESETS, DeviceSpec, LinkSpec, describe
+from simparallel.machine import products
+from simparallel.machine.cluster import PRESETS, LinkSpec, describe
+from simparallel.machine.products import A100_UNITS
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import (
     MEGATRON_ADAM,
@@ -41,25 +45,17 @@ A100_40GB = replace(
     memory_bytes=40 * 10**9,
     notes="A100 40GB SXM data sheet",
 )
-H100 = DeviceSpec(
-    "h100",
-    {2: 989e12},
-    3.35e12,
-    80 * 10**9,
-    A100.launch_s,
-    notes="H100 SXM data sheet; launch cost assumed, as for a100",
-)
+H100 = PRESETS["dgx-h100"].device
 NVLINK4 = LinkSpec(
     NVLINK3.latency_s, 450e9, notes="NVLink 4: 18 links of 25 GB/s a direction (data sheet); latency assumed"
 )
 NDR = LinkSpec(HDR.latency_s, 50e9, notes="400 Gb/s for each GPU (DGX H100 data sheet); latency assumed")
-# No block of an H100 is published with its time: products lose as much as on an A100 against the best of any shape,
-# 794.5 of 989 Tflop/s and 271.2 of 312 (Bekman, see Efficiency). Attention: FlashAttention-2 on an H100 (Shah et al.
-# 2024, arXiv 2407.08608, abstract). Links: NCCL plans with 20.6 of 25 GB/s; ports: 48.5 of 50 GB/s (aliyun/SimAI,
-# calbusbw.h).
-ON_A100 = Efficiency(product=0.642)
+# Attention, the first FlashAttention: 25 to 40 % of an A100's peak (Dao 2023, arXiv 2307.08691, abstract). It loses as
+# much on an H100 as the second, which reaches 35 and 73 % (Shah et al. 2024, arXiv 2407.08608, abstract). Links: NCCL
+# plans with 20.6 of 25 GB/s; ports: 48.5 of 50 GB/s (aliyun/SimAI, calbusbw.h).
+ON_A100 = Efficiency(attention=0.325)
 BEST_A100 = replace(ON_A100, product=271.2 / 312)
-ON_H100 = Efficiency(ON_A100.product * (794.5 / 989) / BEST_A100.product, 0.35, ON_A100.memory, 20.6 / 25, 48.5 / 50)
+ON_H100 = Efficiency(attention=0.325 * 0.35 / 0.73, link=20.6 / 25, node_link=48.5 / 50)
 HARDWARE = {
     "a100_80gb": (A100, NVLINK3, HDR, ON_A100),
     "a100_40gb": (A100_40GB, NVLINK3, HDR, ON_A100),
@@ -85,6 +81,7 @@ class Row:
         self.paper = table["name"].partition("_")[0]
         self.model = row["model"]
         device, link, node_link, achieved = HARDWARE[row["hardware"]]
+        device = replace(device, software=table.get("kernels", "fused"))
         self.efficiency = efficiency or achieved
         gpus = row["gpus"]
         self.cluster = describe(gpus, device, link, nodes=max(1, gpus // NODE_SIZE), node_link=node_link)
@@ -273,6 +270,7 @@ beside what others measured and published. `python figures/published.py` writes 
 
 ```python
 from simparallel.machine.cluster import describe
+from simparallel.machine.products import A100_UNITS
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import activation_bytes, state_bytes
 from simparallel.simulate.transformer_time import step_time
@@ -290,23 +288,26 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 ```
 
 ```
-174.6 billion parameters on 384 GPUs: 77.9 s a step
-bubble 2.7%, MFU 36.3%, HFU 48.3%
+174.6 billion parameters on 384 GPUs: 78.3 s a step
+bubble 2.7%, MFU 36.1%, HFU 48.1%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
-dgx-a100: 78.2 s, MFU 36.2%
-dgx-h100: 30.8 s, MFU 28.9%
-h200-8: 29.3 s, MFU 30.4%
-ascend910b-8: 68.3 s, MFU 34.3%
+dgx-a100: 78.6 s, MFU 35.9%
+dgx-h100: 32.3 s, MFU 27.6%
+h200-8: 30.7 s, MFU 29.0%
+ascend910b-8: 66.5 s, MFU 35.3%
 ```
 """
 
 HOW = """\
 ## How the time is predicted
 
-* **Kernels** of a block take the roofline of the device: flops over peak, or bytes over bandwidth. Matrix products
-  reach {product:.1%} of an A100's peak. This one number comes from the times of one block in another table (Korthikanti
-  et al. 2022, table 4); the fractions of memory, links and fused attention are published, too (`Efficiency` has the
-  sources). Nothing is fitted to a step.
+* **Kernels** of a block take the roofline of the device: flops over what products of their shape reach, or bytes over
+  bandwidth. A product is computed in tiles, in whole waves on the multiprocessors; one that fills them reaches
+  {product:.1%} of an A100's peak. This one number comes from the times of one block in another table (Korthikanti et
+  al. 2022, table 4); the tiles, and the shares of an H100, of attention, memory and links are of published tables of
+  single kernels. Nothing is fitted to a step. The constants stand in one file, `simparallel/machine/products.py`
+  (sha256 `{digest}`); `Efficiency` has the others.
+* **Software**: Megatron-LM runs fused kernels; PyTorch's FSDP runs a kernel for each op, and the loss in float32.
 * **Collectives** of tensor parallelism, messages between stages, the bubble, the exchange between replicas and the
   update are added, each by its formula. What overlaps is a setting of the plan.
 * **Attention** is counted in full, as in the publications' own formulas; a fused kernel skips the masked half.
@@ -323,22 +324,23 @@ READING = """\
 What to read from it:
 
 * Where Megatron-LM ran on A100 with tensor and pipeline parallelism, the model is better than a guess that knows the
-  answers. Small models are predicted too fast and the largest too slow: a constant fraction of the peak is too simple.
+  answers.
 * Figure 9 of MegaScale has three rows with nearly the same utilisation, so a guess that knows the median cannot be
-  wrong.
+  wrong. Korthikanti et al. ran the same model on as many GPUs a tenth faster: no model can be right about both.
 * ZeRO-3 in table 2 of Narayanan et al. took up to 4.3 times as long as its flops and bytes need: what limited that
   software is not in the model.
-* FSDP on A100 with full recomputation reached up to 79 % of the peak, more than the fraction that the model has from
+* FSDP on A100 with full recomputation reached up to 79 % of the peak, more than the share that the model has from
   Megatron-LM's blocks, so those predictions are too slow.
-* On H100, software of 2023 was far from the hardware, most of all for long sequences, where attention counts.
-* The efficiency of matrix products decides most of the result. The last row takes the efficiency of the best product of
-  any shape instead: steps are then a fifth too fast, and the skill is negative.
+* On H100, the first FlashAttention, which these runs had, was far from the hardware: it decides the long sequences.
+* The last row takes the best product of any shape as the share of those that fill the device: steps are then a sixth
+  too fast, and the skill is negative.
 * The rows of Korthikanti et al. come from the paper whose block times the model uses, so they count as no test.
 """
 
 
 def page(rows: Sequence[Row]) -> str:
     """Return the text of the page."""
+    digest = sha256(Path(products.__file__).read_bytes()).hexdigest()[:16]
     groups = {name: list(group) for name, group in groupby(rows, lambda row: row.table)}
     unseen, best = ([row for row in some if row.paper != CALIBRATION] for some in (rows, all_rows(BEST_A100)))
     parallel, ideal = ([row for row in some if row.plan.tensor > 1] for some in (unseen, best))
@@ -357,7 +359,7 @@ def page(rows: Sequence[Row]) -> str:
     body = [[name, *summary(group)] for name, group in groups.items()]
     body += [["all but Korthikanti et al.", *summary(unseen)], ["of these, tensor parallel", *summary(parallel)]]
     body.append([f"the same, products at {BEST_A100.product:.1%}", *summary(ideal)])
-    lines = [INTRODUCTION, HOW.format(product=ON_A100.product), *markdown(head, body), "", READING]
+    lines = [INTRODUCTION, HOW.format(product=A100_UNITS.product, digest=digest), *markdown(head, body), "", READING]
     lines += [
         f"![Predicted against published time of a step](../figures/{PICTURE.name})",
         "",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
+from simparallel.machine.products import A100_UNITS, ASCEND_910_UNITS, ASCEND_910B_UNITS, H100_UNITS, MatrixUnits
 
 
 class Preset(NamedTuple):
@@ -38,23 +39,21 @@ class Preset(NamedTuple):
 
 
 _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/calculon @caa4b11)"
-# Fractions by flops of a product, and by bytes moved.
-_MATMUL = Curve(((1e8, 0.1), (1e9, 0.6), (16e9, 0.9), (128e9, 0.95)))
+# Fractions by bytes moved.
 _MEMORY = Curve(((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9)))
 _MIB = 1 << 20
+# What the users of accelerators run.
+_SOFTWARE = "eager"
+_KERNELS = "assumed: published times of kernels, see simparallel/machine/products.py"
 # The numbers of a device that data sheets have.
 _OF_SHEETS = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"
 
 
 def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source: str) -> DeviceSpec:
-    """Return the device with peaks for operations other than products, and with efficiencies by size."""
-    sources = {"vector_flops_per_s": source, "matmul_efficiency": _CALCULON, "memory_efficiency": _CALCULON}
+    """Return the device with peaks for operations other than products, and with the efficiency of memory by size."""
+    sources = {"vector_flops_per_s": source, "memory_efficiency": _CALCULON}
     return replace(
-        device,
-        vector_flops_per_s=vector_flops_per_s,
-        matmul_efficiency={2: _MATMUL},
-        memory_efficiency=_MEMORY,
-        sources=device.sources | sources,
+        device, vector_flops_per_s=vector_flops_per_s, memory_efficiency=_MEMORY, sources=device.sources | sources
     )
 
 
@@ -79,10 +78,10 @@ def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> Lin
     return LinkSpec(latency_s, bandwidth, sources=sources, **fields)
 
 
-def _device(name: str, sheets: Sequence[str], **numbers: Any) -> DeviceSpec:
+def _device(name: str, sheets: Sequence[str], matrix_units: MatrixUnits, **numbers: Any) -> DeviceSpec:
     """Return a device with the sources of its peaks, its bandwidth and its memory; the launch is assumed."""
-    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed"}
-    return DeviceSpec(name, sources=sources, **numbers)
+    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed", "matrix_units": _KERNELS}
+    return DeviceSpec(name, software=_SOFTWARE, matrix_units=matrix_units, sources=sources, **numbers)
 
 
 def _hopper(name: str, memory_bandwidth: float, memory_bytes: int) -> DeviceSpec:
@@ -90,6 +89,7 @@ def _hopper(name: str, memory_bandwidth: float, memory_bytes: int) -> DeviceSpec
     device = _device(
         name,
         (f"{sheet}; dense, without TF32", sheet, sheet),
+        H100_UNITS,
         peak_flops_per_s={1: 1978.9e12, 2: 989.4e12, 4: 66.9e12, 8: 33.5e12},
         memory_bandwidth_bytes_per_s=memory_bandwidth,
         memory_bytes=memory_bytes,
@@ -103,6 +103,7 @@ _A100_SHEET = "data sheet: NVIDIA A100 80GB SXM"
 _A100 = _device(
     "a100",
     [_A100_SHEET] * 3,
+    A100_UNITS,
     peak_flops_per_s={2: 312e12, 4: 19.5e12, 8: 9.7e12},
     memory_bandwidth_bytes_per_s=2.039e12,
     memory_bytes=80 * 10**9,
@@ -117,6 +118,7 @@ _ASCEND = _device(
         "data sheet: Ascend 910, Hot Chips 31",
         "data sheet: Ascend 910",
     ),
+    ASCEND_910_UNITS,
     peak_flops_per_s={2: 256e12, 4: 4.1e12},
     memory_bandwidth_bytes_per_s=1.2e12,
     memory_bytes=32 * 10**9,
@@ -163,13 +165,14 @@ PRESETS: dict[str, Preset] = {
     ),
     "ascend910b-8": Preset(
         _efficient(
-            DeviceSpec(
+            _device(
                 "ascend910b",
+                [_REPORTED] * 3,
+                ASCEND_910B_UNITS,
                 peak_flops_per_s={2: 376e12, 4: 94e12},
                 memory_bandwidth_bytes_per_s=1.6e12,
                 memory_bytes=64 * 10**9,
                 launch_s=10e-6,
-                sources=dict.fromkeys(_OF_SHEETS, _REPORTED),
             ),
             {2: 23e12, 4: 11.5e12},
             "assumed: a sixteenth of the peak of products in float16",

@@ -11,6 +11,7 @@ from simparallel.autograd import Tensor, functions as F
 from simparallel.clock.event import COMPUTE
 from simparallel.clock.recorder import NullObserver, Recorder, current_recorder, observer_of, use_recorder
 from simparallel.machine.cluster import describe
+from simparallel.machine.products import MatrixProduct
 
 
 def run_recorded(record="summary"):
@@ -48,8 +49,13 @@ def test_events_are_contiguous_and_reproducible():
     assert {(event.rank, event.stream, event.group, event.seq) for event in events} == {(1, COMPUTE, (), -1)}
     assert [event.sim_start_ps for event in events] == [0, *(event.sim_end_ps for event in events[:-1])]
     assert recorder.now_ps == events[-1].sim_end_ps
+    # x (8, 16) by w (16, 4), and the gradient of w.
+    products = {"Linear": MatrixProduct(1, 8, 4, 16), "Linear.backward": MatrixProduct(1, 16, 4, 8)}
     for event, twin in zip(events, again, strict=True):
-        assert event.sim_end_ps - event.sim_start_ps == device.time_ps(event.flops, event.size_bytes, 4) > 0
+        shape = products.get(event.name)
+        expected = {"is_product": shape is not None, "products": (shape,) if shape else ()}
+        duration_ps = device.time_ps(event.flops, event.size_bytes, 4, **expected)
+        assert event.sim_end_ps - event.sim_start_ps == duration_ps > 0
         assert event.wall_start_ns <= event.wall_end_ns
         assert event._replace(wall_start_ns=0, wall_end_ns=0) == twin._replace(wall_start_ns=0, wall_end_ns=0)
     assert events[0].flops == (2 * 16 + 1) * 8 * 4
