@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simparallel.machine.achieved import CALL_S, MATRIX_UNITS, MEMORY_BY_SIZE
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
-from simparallel.machine.nccl import CALL_S, LL, SIMPLE, Nccl
+from simparallel.machine.nccl import LL, SIMPLE, Nccl
+from simparallel.machine.products import MatrixUnits
 
 
 class Preset(NamedTuple):
@@ -39,21 +41,20 @@ class Preset(NamedTuple):
 
 
 _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/calculon @caa4b11)"
-# Fractions by flops of a product, and by bytes moved.
-_MATMUL = Curve(((1e8, 0.1), (1e9, 0.6), (16e9, 0.9), (128e9, 0.95)))
-_MEMORY = Curve(((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9)))
+# What the users of accelerators run.
+_SOFTWARE = "eager"
+_KERNELS = "assumed: published times of kernels, see simparallel/machine/achieved.py"
 # The numbers of a device that data sheets have.
 _OF_SHEETS = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"
 
 
 def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source: str) -> DeviceSpec:
-    """Return the device with peaks for operations other than products, and with efficiencies by size."""
-    sources = {"vector_flops_per_s": source, "matmul_efficiency": _CALCULON, "memory_efficiency": _CALCULON}
+    """Return the device with peaks for operations other than products, and with the efficiency of memory by size."""
+    sources = {"vector_flops_per_s": source, "memory_efficiency": _CALCULON}
     return replace(
         device,
         vector_flops_per_s=vector_flops_per_s,
-        matmul_efficiency={2: _MATMUL},
-        memory_efficiency=_MEMORY,
+        memory_efficiency=Curve(MEMORY_BY_SIZE),
         sources=device.sources | sources,
     )
 
@@ -86,8 +87,10 @@ def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> Lin
 
 def _device(name: str, sheets: Sequence[str], **numbers: Any) -> DeviceSpec:
     """Return a device with the sources of its peaks, its bandwidth and its memory; the launch is assumed."""
-    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed"}
-    return DeviceSpec(name, sources=sources, **numbers)
+    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed", "matrix_units": _KERNELS}
+    return DeviceSpec(
+        name, software=_SOFTWARE, matrix_units=MatrixUnits(*MATRIX_UNITS[name]), sources=sources, **numbers
+    )
 
 
 def _gpu(
