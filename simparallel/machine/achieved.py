@@ -59,5 +59,5 @@ MEMORY_BY_SIZE = ((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9))
 # (aliyun/SimAI, calbusbw.h).
 LINK, NODE_LINK = 20 / 25, 23.5 / 25
 # What a call of NCCL takes beyond the model of its tuner: with it, nccl-tests on one and on two BM.GPU4.8
-# (figures/published) have no bias.
+# (tests/machine/nccl_all_reduce.json) have no bias.
 CALL_S = 20e-6
