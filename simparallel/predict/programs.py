@@ -73,6 +73,11 @@ class EagerAccount(MemoryAccount):
             owner.kept = _Kept(extra_bytes)
             self.hold(owner.kept, ACTIVATIONS)
 
+    def _release(self, held: Any) -> None:
+        # The garbage collector may report an array that was released just before.
+        if self._held.get(held.key) is held:
+            super()._release(held)
+
     def _end(self, key: int) -> None:
         self._needed[key] -= 1
         self._free(key)
