@@ -31,7 +31,12 @@ class DecoderBlock(Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.num_groups, self.num_queries, self.head_size = decoder.num_kv_heads, decoder.num_queries, decoder.head_size
-        self.is_gated, self.has_rotary, dtype, width = decoder.is_gated, not decoder.num_positions, decoder.dtype, decoder.width
+        self.is_gated, self.has_rotary, dtype, width = (
+            decoder.is_gated,
+            not decoder.num_positions,
+            decoder.dtype,
+            decoder.width,
+        )
         heads = self.num_groups * self.num_queries
         self.norm1, self.norm2 = decoder.norm_of(width), decoder.norm_of(width)
         self.qkv = Linear(width, (heads + 2 * self.num_groups) * self.head_size, decoder.has_qkv_bias, dtype)

@@ -242,7 +242,9 @@ def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype:
         units = cluster.device.matrix_units or ANY_SHAPE
         efficiency = replace(efficiency, product=min(1.0, units.product * _FLOAT8_GAIN))
     time = step_time(plan, cluster, efficiency, states, schedule)
-    return TransformerPrediction(plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states, cluster.device.software))
+    return TransformerPrediction(
+        plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states, cluster.device.software)
+    )
 
 
 def worst_memory(

@@ -159,6 +159,7 @@ class Pass(NamedTuple):
         rounds: number of times that keys and values go round the context group: once in each forward pass, and twice in
             the backward pass, with their gradients.
         exchanges: number of all-to-alls of the experts' devices.
+        sums: bytes of further all-reduces in the tensor group: of a row's logits, and of gradients.
     """
 
     forward: list[Kernel]
@@ -168,6 +169,7 @@ class Pass(NamedTuple):
     hidden: int
     rounds: int = 0
     exchanges: int = 0
+    sums: tuple[int, ...] = ()
 
 
 def step_time(
@@ -210,7 +212,15 @@ def step_time(
     own = stages[slowest]
     all_ps = sum(len(alike[stage]) * stages[stage].sum_ps for stage in alike)
     messages_ps = m * own.messages_ps
-    if p == 1 or schedule in FORMULAS:
+    if p > 1 and v == 1 and schedule in FORMULAS:
+        each = [0] * p
+        for first, like in alike.items():
+            for stage in like:
+                each[stage] = stages[first].sum_ps - stages[first].messages_ps
+        waiting_ps = _pipelined(each, own.messages_ps, m, schedule == "1f1b")
+        bubble = Fraction(_pipelined(each, 0, m, schedule == "1f1b") - m * max(each))
+        messages_ps = waiting_ps - round(bubble) - m * max(each)
+    elif p == 1 or schedule in FORMULAS:
         bubble = Fraction(all_ps - own.sum_ps, v) + Fraction((v - 1) * (-m % p) * own.sum_ps, v)
     else:
         ideal_ps = m * (own.sum_ps - own.messages_ps)
@@ -253,6 +263,28 @@ class _Stage(NamedTuple):
     @property
     def sum_ps(self) -> int:
         return sum(self[:-2])
+
+
+def _pipelined(each_ps: Sequence[int], message_ps: int, count: int, has_window: bool) -> int:
+    """Return the time of a pipeline with one stage a device [ps].
+
+    The longest of these chains: all micro-batches on one stage, between the way of the first one to it and of the last
+    one back; and under 1F1B, where stage s of p begins a micro-batch after the backward of the one p - s before, the
+    rounds of such a window from that stage to the last one and back.
+
+    Args:
+        each_ps: forward and backward of each stage [ps].
+        message_ps: a message and its reply [ps].
+        count: number of micro-batches.
+        has_window: whether the schedule is 1F1B, not GPipe.
+    """
+    all_ps, p = sum(each_ps) + message_ps * (len(each_ps) - 1), len(each_ps)
+    chains = [all_ps + (count - 1) * max(each_ps)]
+    for stage in range(p if has_window else 0):
+        around_ps = sum(each_ps[stage:]) + message_ps * (p - 1 - stage)
+        rounds, rest = divmod(count - 1, p - stage)
+        chains.append(all_ps + rounds * around_ps + rest * max(each_ps[stage:]))
+    return max(chains)
 
 
 def _clocked(plan: TrainingPlan, name: str, stages: dict[int, _Stage], messages_ps: int) -> int:
@@ -300,7 +332,7 @@ class _Prices:
         is_joined = _is_by_op(plan, device.software) and not is_split
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
-        forward_ps = backward_ps = weights_ps = shown = hidden = rounds = exchanges = 0
+        forward_ps = backward_ps = weights_ps = sums_ps = shown = hidden = rounds = exchanges = 0
         for count, work in _stage_work(plan, stage, self.states.gradient, device.software):
             forward_ps += count * self.kernels(work.forward)
             backward_ps += count * self.kernels(work.backward)
@@ -312,10 +344,11 @@ class _Prices:
             hidden += count * work.hidden
             rounds += count * work.rounds
             exchanges += count * work.exchanges
+            sums_ps += sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
         hidden_ps = hidden * reduce_ps
         if plan.overlap_tensor:
             hidden_ps = max(0, hidden_ps - weights_ps)
-        tensor_ps = shown * reduce_ps + hidden_ps
+        tensor_ps = shown * reduce_ps + hidden_ps + sums_ps
         messages_ps = 0
         if plan.pipeline > 1:
             # Each device sends its part to the next stage, whose tensor group puts it together.
@@ -408,19 +441,26 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: s
         calls: list[Call] = [(instance(Embedding), (tokens,), (vocabulary, h))]
         if rows := shape.full.num_positions:
             length = shape.length // plan.context
-            calls += [(instance(Embedding), (length,), (rows, h)), (instance(Add), (own // length, length, h), (length, h))]
+            calls += [
+                (instance(Embedding), (length,), (rows, h)),
+                (instance(Add), (own // length, length, h), (length, h)),
+            ]
         work.append((1, Pass(*_by_op(plan, software, calls), 1, 0)))
     elif stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
         lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
         dropout = [Kernel(0, (2 * item + 1) * own * h)] * shape.has_dropout
         work.append((1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
+    if is_by_op and shape.has_bias:
+        # One device adds the biases of the products that end a branch; their gradients travel together.
+        work.append((1, Pass([], [], [], 0, 0, sums=(2 * item * h * sum(plan.count_layers(stage)),))))
     if is_last and is_by_op:
         # The loss is computed in float32.
         cast = [(instance(Cast, "f4"), (tokens, vocabulary))] * (item < 4)
         loss = (instance(CrossEntropy), (tokens, vocabulary), (tokens,))
         head = [_norm(plan, own, h), (instance(Linear), (tokens, h), (vocabulary, h)), *cast, loss]
-        work.append((1, Pass(*_by_op(plan, software, head), 0, 1)))
+        # The largest logit of each row; the sum of the exponentials, and the label's logit.
+        work.append((1, Pass(*_by_op(plan, software, head), 0, 1, sums=(4 * tokens, 8 * tokens))))
     elif is_last:
         # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
         logits = tokens * vocabulary
@@ -589,7 +629,9 @@ def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> 
     floats = tuple(spec.dtype.kind == "f" for spec in plan.inputs)
     if not isinstance(op, Linear):
         return kernels(), kernels(*floats), ()
-    return kernels(), kernels(True, *[False] * (len(shapes) - 1)), kernels(False, *[True] * (len(shapes) - 1))
+    # A kernel of its own sums the gradient of a bias.
+    bias = (Kernel(0, plan.output.size_bytes),) * (len(shapes) > 2)
+    return kernels(), (*kernels(True, *[False] * (len(shapes) - 1)), *bias), kernels(False, True)
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:

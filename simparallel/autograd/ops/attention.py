@@ -239,7 +239,9 @@ class RotaryEmbedding(Op):
     def _turned(self, ctx: Context, x: Array, sign: int) -> Array:
         xp, (num_rows, size) = ctx.xp, x.shape[-2:]
         half = size // 2
-        angles = xp.arange(ctx.offset("t"), ctx.offset("t") + num_rows)[:, None] * self.base ** (-xp.arange(half) / half)
+        angles = xp.arange(ctx.offset("t"), ctx.offset("t") + num_rows)[:, None] * self.base ** (
+            -xp.arange(half) / half
+        )
         cos, sin = (each.astype(wider(x.dtype)) for each in (xp.cos(angles), sign * xp.sin(angles)))
         y = xp.empty_like(x)
         y[..., :half] = x[..., :half] * cos - x[..., half:] * sin
