@@ -306,6 +306,13 @@ class Op(Shardable, Reversible):
         """Return the cost of backward in the kernels of today's frameworks: by default by the rule of plain work."""
         return self.work_backward(needs, self.eager_work(plan))
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int] | None:
+        """Return what those kernels keep for backward: inputs, by number, and the bytes of all else.
+
+        None for a forward that keeps what they do.
+        """
+        return None
+
     def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
         """Return the matrix products of forward, or with `needs` of backward; none if their shapes are not known."""
         return ()
@@ -376,7 +383,7 @@ class Op(Shardable, Reversible):
         start_ns = observer.begin(self.name, ctx.plan)
         try:
             y = self.forward(ctx, *arrays)
-            observer.end_forward(self, ctx, y, start_ns)
+            observer.end_forward(self, ctx, arrays, y, start_ns)
         except BaseException:
             observer.abandon()
             raise

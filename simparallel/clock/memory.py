@@ -169,6 +169,10 @@ class MemoryAccount:
             self.peak = self.total
             self.at_peak.update(self.live)
 
+    def hold_scratch(self, array: Any) -> None:
+        """Count a work array that this package's kernels use from call to call."""
+        self.hold(array, BUFFERS)
+
     def follow(self, before: Any, after: Any) -> None:
         """Count `after`, which replaces `before`, in the same category; if `before` is not counted, do nothing."""
         held = self._held.get(id(owner_of(before)))

@@ -85,7 +85,7 @@ class NullObserver:
     def begin(self, name: str, plan: Plan | None = None) -> int:
         return 0
 
-    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+    def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
         pass
 
     def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
@@ -376,7 +376,7 @@ class Recorder:
     def abandon(self) -> None:
         """End a computation that has failed, without an event."""
 
-    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+    def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
         """Note the forward of an op; count y, and the arrays that the op keeps for backward, until they are freed."""
         plan = ctx.plan
         for value in (y, *ctx.__dict__.values()):

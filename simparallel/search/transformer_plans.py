@@ -43,7 +43,7 @@ def transformer_plans(
         InputError: the sequences and blocks cannot be divided over the devices.
         SearchError: no plan fits into the memory of a device. Facts: `least_bytes`, `limit_bytes`.
     """
-    capacity, states = cluster.device.memory_bytes, DTYPES[dtype][1]
+    capacity, states, software = cluster.device.memory_bytes, DTYPES[dtype][1], cluster.device.software
     divisions = list(_divisions(shape, cluster, global_batch, DTYPES[dtype][0]))
     if not divisions:
         raise InputError(
@@ -56,11 +56,11 @@ def transformer_plans(
         if progress is not None:
             progress(number / len(divisions))
         for plan in _plans(division, global_batch):
-            most = range_bytes(plan, worst_memory(plan, "1f1b", states))[1]
+            most = range_bytes(plan, worst_memory(plan, "1f1b", states, software))[1]
             if most > capacity:
                 # Selective recomputation repeats nothing beside a fused kernel.
                 plan = replace(plan, recompute="full")
-                most = range_bytes(plan, worst_memory(plan, "1f1b", states))[1]
+                most = range_bytes(plan, worst_memory(plan, "1f1b", states, software))[1]
             least_bytes = most if least_bytes is None else min(least_bytes, most)
             if most <= capacity:
                 found.append(predict_plan(plan, cluster, "1f1b", dtype))

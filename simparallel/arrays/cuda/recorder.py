@@ -103,9 +103,9 @@ class GpuRecorder(TwoClockRecorder):
 
     # After an error here or earlier, `abandon` ends the range.
 
-    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+    def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
         """Note the forward of an op, see `Recorder.end_forward`."""
-        super().end_forward(op, ctx, y, start_ns)
+        super().end_forward(op, ctx, inputs, y, start_ns)
         self._end_range()
 
     def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:

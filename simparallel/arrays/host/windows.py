@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel.backend import Array
-from simparallel.clock.memory import BUFFERS, MemoryAccount
+from simparallel.clock.memory import MemoryAccount
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, ShapeError
 from simparallel.rank_local import RankLocal, per_rank
@@ -240,7 +240,7 @@ def _make(memory: MemoryAccount | None, name: str, size: int, like: Array, make:
         return make()
     memory.make_room(size * like.dtype.itemsize, f"scratch memory {name}")
     array = make()
-    memory.hold(array, BUFFERS)
+    memory.hold_scratch(array)
     return array
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from simparallel.arrays.host.erf import erf
 from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, instance
+from simparallel.autograd.op import Context, Plan, instance
 from simparallel.autograd.ops.elementwise import AbstractFloatUnary, stable_sigmoid
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
@@ -55,6 +55,9 @@ class GELU(AbstractFloatUnary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy * ctx.slope,)
+
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        return (0,), 0
 
 
 def _gelu(
@@ -103,6 +106,9 @@ class SiLU(AbstractFloatUnary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (fused(ctx.xp, _silu_gradient)(dy, ctx.x, ctx.gate),)
+
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        return (0,), 0
 
 
 def _silu(xp: ModuleType, x: Array) -> tuple[Array, Array]:

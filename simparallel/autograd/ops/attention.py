@@ -191,6 +191,10 @@ class ScaledDotProductAttention(Op):
         moved = sum(spec.size_bytes for spec in (*plan.inputs, plan.output)) + 4 * rows
         return Work(round(2 * rows * seen * (q.shape[-1] + v.shape[-1])), moved)
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # Of each row a number in place of its scores. The result is kept, too, as the input of the next product.
+        return (0, 1, 2), 4 * prod(plan.output.shape[:-1])
+
     def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
         *_, num_queries, width = plan.output.shape
         num_keys = plan.inputs[1].shape[-2]
@@ -201,6 +205,48 @@ class ScaledDotProductAttention(Op):
         work, inputs = self.eager_work(plan), plan.inputs
         written = sum(spec.size_bytes for spec, need in zip(inputs, needs, strict=True) if need)
         return Work(5 * work.flops // 2, work.size_bytes + plan.output.size_bytes + written)
+
+
+class RotaryEmbedding(Op):
+    """y = x with its features turned in pairs, by angles that grow with the position (Su et al. 2021, arXiv 2104.09864)
+
+    x: (..., t, d)   y: (..., t, d). Pair i has the features i and i + d / 2, and turns by position * base ** (-2i / d).
+
+    Args:
+        base: determines the angles.
+    """
+
+    rule = "... t {d} -> ... t d"
+    linear = True
+    # A product with the cosine, one with the sine, and a sum.
+    flops_per_element = 3
+
+    def __init__(self, base: float = 10_000.0) -> None:
+        self.base = base
+
+    def infer(self, x: Spec) -> Spec:
+        check_float(x=x)
+        if x.shape[-1] % 2:
+            raise ShapeError(f"x has shape {x.shape}; its last dim must be even, as features turn in pairs.")
+        return super().infer(x)
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return self._turned(ctx, x, 1)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (self._turned(ctx, dy, -1),)
+
+    def _turned(self, ctx: Context, x: Array, sign: int) -> Array:
+        xp, (num_rows, size) = ctx.xp, x.shape[-2:]
+        half = size // 2
+        angles = xp.arange(ctx.offset("t"), ctx.offset("t") + num_rows)[:, None] * self.base ** (
+            -xp.arange(half) / half
+        )
+        cos, sin = (each.astype(wider(x.dtype)) for each in (xp.cos(angles), sign * xp.sin(angles)))
+        y = xp.empty_like(x)
+        y[..., :half] = x[..., :half] * cos - x[..., half:] * sin
+        y[..., half:] = x[..., half:] * cos + x[..., :half] * sin
+        return y
 
 
 def _are_many_on_gpu(*scores: Array) -> bool:
@@ -342,3 +388,14 @@ def scaled_dot_product_attention(
     if mask.shape[-2:] != scores:
         mask = mask.expand(*mask.shape[:-2], *scores)
     return op(q, k, v, mask)
+
+
+@function()
+def rotary_embedding(x: Any, base: float = 10_000.0) -> Tensor:
+    """Turn the features of x in pairs, by angles that grow with the position, see `RotaryEmbedding`.
+
+    Args:
+        x: (..., t, d), with an even d.
+        base: determines the angles.
+    """
+    return instance(RotaryEmbedding, base)(as_tensor(x))

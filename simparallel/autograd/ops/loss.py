@@ -244,6 +244,10 @@ class CrossEntropy(AbstractLabelLoss):
         # A logarithm of the softmax, whose rows stay on the chip, and a look-up.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes + plan.inputs[1].size_bytes)
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # The logarithms.
+        return (1,), plan.inputs[0].size_bytes
+
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
         # The look-up's gradient is written whole; with the logarithms it becomes that of the logits.
         return Work(self.work_backward(needs, plan.work).flops, 4 * plan.inputs[0].size_bytes)

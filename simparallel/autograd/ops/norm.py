@@ -75,6 +75,11 @@ class AbstractRowNorm(AbstractNorm):
         # A row stays on the chip between its statistics and its result.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # Statistics of each row in float32.
+        shape = plan.inputs[0].shape
+        return (0,), 8 * prod(shape[: len(shape) - self.num_dims])
+
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
         # One kernel reads dy and x and writes dx, another one reads both for the gradients of weight and bias.
         flops, passes = self.work_backward(needs, plan.work).flops, 3 * needs[0] + 2 * any(needs[1:])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from simparallel.autograd import Op, Tensor
 from simparallel.autograd.grad_mode import grad_mode
@@ -151,8 +152,9 @@ class StageForward(AbstractInterpreter):
         self.received: list[tuple[StageValue, Tensor]] = []
         self.sent: list[tuple[StageValue, Tensor]] = []
         self.used: dict[int, set[int]] = {}
-        # Ids of tensors of this stage; references to them, so that no other tensor gets the same id.
-        self._own: set[int] = set()
+        # Id of a tensor of this stage -> the tensor; recomputed parts free theirs before the stage ends.
+        self._own: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        # References to values that cross, so that no other tensor gets the same id.
         self._kept: list[Tensor] = []
         # (id of a value, target stage) -> the value there.
         self._moved: dict[tuple[int, int], Tensor] = {}
@@ -187,7 +189,7 @@ class StageForward(AbstractInterpreter):
         mark = getattr(x, "interpreter", None)
         if type(mark) is RemoteValue:
             return mark.stage
-        return self.stage if id(x) in self._own else EVERYWHERE
+        return self.stage if self._own.get(id(x)) is x else EVERYWHERE
 
     # --- ops and children -----------------------------------------------------------------------------
 
@@ -223,7 +225,7 @@ class StageForward(AbstractInterpreter):
     def note_detached(self, x: Tensor, detached: Tensor) -> None:
         if type(x.interpreter) is RemoteValue:
             detached.interpreter = x.interpreter
-        elif id(x) in self._own:
+        elif self._own.get(id(x)) is x:
             self._mark_own(detached)
 
     def next_stage(self, module: Any) -> int:
@@ -283,8 +285,7 @@ class StageForward(AbstractInterpreter):
 
     def _mark_own(self, x: Any) -> Any:
         if isinstance(x, Tensor):
-            self._own.add(id(x))
-            self._kept.append(x)
+            self._own[id(x)] = x
         return x
 
     # --- values that cross ----------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from simparallel.autograd import Tensor, no_grad, run_backward
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, has_data, random_state
 from simparallel.base.units import format_type_of
+from simparallel.clock.memory import GRADIENTS
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import Work
 from simparallel.errors import InputError, ShapeError
 from simparallel.parallel.operator.interpreter import running_on
@@ -252,7 +254,8 @@ class PipelineStep:
             _add(leaf, gradient)
         # Gradients of earlier steps have been summed over the owners already.
         elif (sum_so_far := self._shared[id(leaf)]) is None:
-            self._shared[id(leaf)] = gradient.copy()
+            observer_of(leaf._device).memory.hold(gradient, GRADIENTS)
+            self._shared[id(leaf)] = gradient
         else:
             sum_so_far += gradient
 
@@ -370,7 +373,7 @@ def _samples(tensors: Sequence[Tensor], count: int) -> int:
 
 def _add(leaf: Tensor, gradient: Array) -> None:
     if leaf.grad is None:
-        leaf.grad = leaf._gradient(gradient.copy())
+        leaf.grad = leaf._gradient(gradient)
     else:
         leaf.grad.data += gradient
 
