@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from simparallel.arrays.cuda.device import current_gpu
+from simparallel.arrays.captures import running
 from simparallel.errors import InputError
 
 VARIABLE = "SIMPARALLEL_NVTX"
@@ -36,7 +36,7 @@ def nvtx_of(cuda: Any) -> Any:
 @contextmanager
 def named_range(name: str) -> Iterator[None]:
     """Show the block as a range, if this thread's rank is on a GPU and ranges are switched on."""
-    gpu = current_gpu()
+    gpu = running.device
     nvtx = None if gpu is None else gpu.nvtx
     if nvtx is None:
         yield
