@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from simparallel.arrays.captures import running
 from simparallel.arrays.cuda.arrays import CudaArrays
 from simparallel.arrays.host.arrays import Call, HostArrays
 from simparallel.backend import Array, get_namespace
@@ -51,3 +55,26 @@ def totals(arrays: Sequence[Array], here: Callable[[Array], Any], in_kernel: Cal
         for i, total in zip(places, kernels.totals([arrays[i] for i in places], here, in_kernel), strict=True):
             found[i] = total
     return found
+
+
+# --- of this rank -------------------------------------------------------------------------------
+
+
+def uploaded(host: np.ndarray) -> Array:
+    """Return a host array on this rank's GPU, copied beside its computation; in host memory, the array itself."""
+    # A capture refuses copies from the host; it would not see one on another stream.
+    return host if running.device is None or running.capture is not None else running.device.uploads.copy(host)
+
+
+@contextmanager
+def named_range(name: str) -> Iterator[None]:
+    """Show the block as a range, if this thread's rank is on a GPU and ranges are switched on."""
+    nvtx = None if running.device is None else running.device.nvtx
+    if nvtx is None:
+        yield
+        return
+    nvtx.RangePush(name)
+    try:
+        yield
+    finally:
+        nvtx.RangePop()

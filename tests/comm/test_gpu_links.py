@@ -417,7 +417,7 @@ def endless() -> None:
     sp.all_reduce(x)
     if sp.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    link = sp.comm.current().gpu._links[0]
+    link = next(iter(sp.comm.current().media.values()))._links[0]
     link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
     while not link.stream.done:
         pass
@@ -537,7 +537,7 @@ def never_started() -> None:
     x = ours()
     sp.all_reduce(x * 1)
     if sp.get_rank() == 0:
-        link = sp.comm.current().gpu._links[0]
+        link = next(iter(sp.comm.current().media.values()))._links[0]
         link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
         link.gpu.compute.wait_event(link.gpu.mark(link.stream))
         x.numpy()
