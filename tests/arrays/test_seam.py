@@ -95,7 +95,7 @@ def itself(xp: Any, x: Any) -> Any:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=4))
-def test_arrays_of_several_places_are_computed_together(arrays: Any, parts: list[tuple[int, bool]]) -> None:
+def test_arrays_in_several_places_are_computed(arrays: Any, parts: list[tuple[int, bool]]) -> None:
     given = [np.arange(size, dtype=np.float32) for size, _ in parts]
     mixed = [arrays.on_device(x) if is_away else x.copy() for x, (_, is_away) in zip(given, parts, strict=True)]
     for_each(double, [([x], [2.0]) for x in mixed])
