@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 from simparallel.arrays.captures import running
 from simparallel.arrays.cuda.arrays import CudaArrays
 from simparallel.arrays.host.arrays import Call, HostArrays
-from simparallel.backend import Array, get_namespace
-from simparallel.machine.devices import Device
+from simparallel.backend import Array, get_namespace, gpu_of
+from simparallel.machine.devices import CUDA, Device
 
 
 class _Kernels(dict[Any, HostArrays]):
@@ -33,28 +33,31 @@ def arrays_of(*arrays: Array) -> HostArrays:
 
 def device_of(array: Array) -> Device | None:
     """Return the GPU of an array; None in host memory, which is that of any simulated device."""
-    return kernels_of[get_namespace(array)].device_of(array)
+    gpu = gpu_of(array)
+    return None if gpu is None else Device(CUDA, gpu)
 
 
-def for_each(compute: Callable[..., None], calls: Iterable[Call], **settings: Any) -> None:
+def for_each(compute: Callable[..., None], calls: Sequence[Call], **settings: Any) -> None:
     """Call `compute(xp, *arrays, *numbers, **settings)` for each of the tensors, see `HostArrays.for_each`."""
-    by_kernels: dict[HostArrays, list[Call]] = {}
-    for call in calls:
-        by_kernels.setdefault(arrays_of(call[0][0]), []).append(call)
-    for kernels, members in by_kernels.items():
-        kernels.for_each(compute, members, **settings)
+    for kernels, places in _by_device([arrays[0] for arrays, _ in calls]):
+        kernels.for_each(compute, [calls[i] for i in places], **settings)
 
 
 def totals(arrays: Sequence[Array], here: Callable[[Array], Any], in_kernel: Callable[..., Array]) -> list[Any]:
-    """Return a number for each array, see `HostArrays.totals`."""
-    found: list[Any] = [None] * len(arrays)
-    by_kernels: dict[HostArrays, list[int]] = {}
+    """Return `HostArrays.total` of each array as a number. The host waits once for each GPU."""
+    found: dict[int, Any] = {}
+    for kernels, places in _by_device(arrays):
+        found |= zip(places, kernels.totals([arrays[i] for i in places], here, in_kernel), strict=True)
+    return [found[i] for i in range(len(arrays))]
+
+
+def _by_device(arrays: Sequence[Array]) -> Iterator[tuple[HostArrays, list[int]]]:
+    """Yield the kernels and the places of the arrays of each device."""
+    by_device: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
-        by_kernels.setdefault(arrays_of(array), []).append(i)
-    for kernels, places in by_kernels.items():
-        for i, total in zip(places, kernels.totals([arrays[i] for i in places], here, in_kernel), strict=True):
-            found[i] = total
-    return found
+        by_device.setdefault((arrays_of(array), gpu_of(array)), []).append(i)
+    for (kernels, _), places in by_device.items():
+        yield kernels, places
 
 
 # --- of this rank -------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ from simparallel.arrays.host import normalize
 from simparallel.arrays.host.arrays import MANY_ROWS, HostArrays, channels_last
 from simparallel.arrays.host.sums import HALF, in_order_of
 from simparallel.arrays.host.windows import scratch
-from simparallel.backend import Array, fused, gpu_of, to_device_like, to_host
-from simparallel.machine.devices import CUDA, Device
+from simparallel.backend import Array, fused, to_device_like, to_host
 
 # Size of intermediate results of a call at once; at most 1 / 16 of `device_memory`.
 CHUNK_BYTES = 256 << 20
@@ -57,9 +56,6 @@ class CudaArrays(HostArrays):
 
     gathered_bytes = work_bytes  # type: ignore[assignment]
 
-    def device_of(self, array: Array) -> Device | None:
-        return Device(CUDA, gpu_of(array))
-
     def from_host(self, make: Callable[[], np.ndarray], like: Array) -> Array:
         return to_device_like(make(), like) if running.capture is None else running.capture.add_input(make)
 
@@ -71,13 +67,6 @@ class CudaArrays(HostArrays):
 
     def fusible(self, x: Array, like: Array) -> Array:
         return in_order_of(self.xp, x, like)
-
-    def stacked_product(self, a: Array, b: Array, out: Array) -> None:
-        # CuPy copies transposed matrices of a stack, also of a stack of one.
-        while out.ndim > 2 and out.shape[0] == 1:
-            num_dims = out.ndim
-            a, b, out = (array[0] if array.ndim == num_dims else array for array in (a, b, out))
-        self.matmul(a, b, out=out)
 
     def ones(self, count: int, like: Array) -> Array:
         if count > _NUM_ONES:
@@ -119,15 +108,10 @@ class CudaArrays(HostArrays):
         return x.max(axis=-2, keepdims=True)
 
     def total(self, x: Array, here: Callable[[Array], Any], in_kernel: Callable[..., Array]) -> Any:
-        return multi_tensor.sums(in_kernel, [x])[0]
+        return self.sums(in_kernel, [x])[0]
 
     def totals(self, xs: Sequence[Array], here: Callable[[Array], Any], in_kernel: Callable[..., Array]) -> list[Any]:
-        found: dict[int, float] = {}
-        for gpu in {*map(gpu_of, xs)}:
-            places = [i for i, x in enumerate(xs) if gpu_of(x) == gpu]
-            sums = to_host(multi_tensor.sums(in_kernel, [xs[i] for i in places])).tolist()
-            found |= dict(zip(places, sums, strict=True))
-        return [found[i] for i in range(len(xs))]
+        return to_host(self.sums(in_kernel, xs)).tolist()
 
     def masked(self, x: Array, keep: Array, out: Array | None = None) -> Array:
         if out is None:

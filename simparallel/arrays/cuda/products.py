@@ -24,6 +24,11 @@ _PLAIN, _TRANSPOSED, _DEFAULT_ALGORITHM = 0, 1, -1
 
 def matmul(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     """Return a @ b, written to `out` if given, inside of a capture and outside."""
+    if out is not None and out.ndim > 2 and out.shape[0] == 1:
+        # CuPy copies transposed matrices of a stack, also of a stack of one.
+        a, b = (x[0] if x.ndim == out.ndim else x for x in (a, b))
+        matmul(xp, a, b, out[0])
+        return out
     return xp.matmul(a, b, out=out) if running.capture is None else product(xp, a, b, out)
 
 

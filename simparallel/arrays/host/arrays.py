@@ -20,7 +20,6 @@ from simparallel.arrays.host import normalize, tiles
 from simparallel.arrays.host.sums import HALF, wider
 from simparallel.arrays.host.windows import Pair, Windows, scratch
 from simparallel.backend import Array, fused
-from simparallel.machine.devices import Device
 
 # Arrays (or None) and numbers of a tensor; a number is a float or a 0-d array.
 Call = tuple[Sequence[Any], Sequence[Any]]
@@ -63,10 +62,6 @@ class HostArrays:
         self.xp, self.matmul, self.einsum = xp, xp.matmul, xp.einsum
 
     # --- places ---------------------------------------------------------------------------------
-
-    def device_of(self, array: Array) -> Device | None:
-        """Return the GPU of an array; None in host memory, which is that of any simulated device."""
-        return None
 
     def from_host(self, make: Callable[[], np.ndarray], like: Array) -> Array:
         """Return the array of `make()` where `like` is; in a capture, `make()` runs again for each launch."""
@@ -113,10 +108,6 @@ class HostArrays:
             out[...] = wide
             return out
         return self.matmul(a, b, out=out)
-
-    def stacked_product(self, a: Array, b: Array, out: Array) -> None:
-        """Write a @ b to `out`, where stacks may have one matrix."""
-        self.matmul(a, b, out=out)
 
     def ones(self, count: int, like: Array) -> Array:
         """Return a vector of `count` ones with the dtype of `like`. Never write to it: calls may share it."""
@@ -246,7 +237,7 @@ class HostArrays:
         return here(x)
 
     def totals(self, xs: Sequence[Array], here: Callable[[Array], Any], in_kernel: Callable[..., Array]) -> list[Any]:
-        """Return `total` of each array as a number. The host waits once for each GPU."""
+        """Return `total` of each array as a number; on a GPU after one wait."""
         return [here(x) for x in xs]
 
     # --- positions ------------------------------------------------------------------------------

@@ -48,12 +48,12 @@ def _add_product(arrays: HostArrays, total: Array, a: Array, b: Array, is_first:
     a: (..., b, O, L)   b: (..., b, L, K)   total: (..., O, K)
     """
     if is_first and a.shape[-3] == 1:
-        arrays.stacked_product(a, b, total[..., None, :, :])
+        arrays.matmul(a, b, out=total[..., None, :, :])
         return
     if a.shape[-3] > 1 and a.shape[-2] >= ENOUGH_ROWS:
         a = arrays.xp.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2)
     part = scratch.get("conv.product", (*a.shape[:-1], b.shape[-1]), total)
-    arrays.stacked_product(a, b, part)
+    arrays.matmul(a, b, out=part)
     if is_first:
         part.sum(axis=-3, out=total)
     else:
@@ -95,7 +95,7 @@ def pixels_forward(arrays: HostArrays, x: Array, w: Array, at: Windows) -> Array
     for rows in _chunks(arrays, x, at, at.out[1] * num * num_taps * x.itemsize, w.nbytes):
         cut = arrays.pieces((rows[1] - rows[0]) * at.out[1] * num, num_taps * out_channels)
         gathered = _pixel_windows(arrays, x, at, rows).reshape(*cut, num_taps)
-        arrays.stacked_product(gathered, w_KO, y[rows[0] : rows[1]].reshape(*cut, out_channels))  # (b, L, K) @ (K, O)
+        arrays.matmul(gathered, w_KO, out=y[rows[0] : rows[1]].reshape(*cut, out_channels))  # (b, L, K) @ (K, O)
     return y
 
 
@@ -182,10 +182,10 @@ def planes_forward(arrays: HostArrays, x: Array, w: Array, at: Windows, groups: 
         gathered = gathered.reshape(groups, num_taps, *cut).transpose(0, 2, 1, 3)  # (g, b, K, L)
         if to_pixels:
             out = y[part].reshape(*cut, out_channels)
-            arrays.stacked_product(gathered[0].transpose(0, 2, 1), w_goK[0, 0].T, out)  # (b, L, K) @ (K, O)
+            arrays.matmul(gathered[0].transpose(0, 2, 1), w_goK[0, 0].T, out=out)  # (b, L, K) @ (K, O)
         else:
             out = y[:, :, part].reshape(groups, out_group, *cut).transpose(0, 2, 1, 3)
-            arrays.stacked_product(w_goK, gathered, out)  # (g, 1, o, K) @ (g, b, K, L)
+            arrays.matmul(w_goK, gathered, out=out)  # (g, 1, o, K) @ (g, b, K, L)
     return y.reshape((*at.out, x.shape[3], out_channels) if to_pixels else (out_channels, *at.out, x.shape[3]))
 
 
@@ -223,7 +223,7 @@ def planes_backward(
             if out_group == 1:
                 arrays.xp.multiply(w_gKo, dy_gboL, out=out)
             else:
-                arrays.stacked_product(w_gKo, dy_gboL, out)  # (g, 1, K, o) @ (g, b, o, L)
+                arrays.matmul(w_gKo, dy_gboL, out=out)  # (g, 1, K, o) @ (g, b, o, L)
             for i, j in at.taps():
                 dx[(slice(None), *at.slices(i, j, rows))] += gathered[:, i, j]
     if needs_dx and turned is not None:
