@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from simparallel.arrays.cuda.capture import HOOKS, refuse, running
+from simparallel.arrays.captures import HOOKS, refuse, running
 from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array
 

@@ -53,7 +53,7 @@ def _public(
         out = kwargs.pop("out", None) if has_out else None
         if of_list is not None and isinstance(x, (list, tuple)):
             return of_list(x, out, *args, **kwargs)
-        arguments = signature.bind(communicator, x, *args, **kwargs).arguments if communicator.gpu else {}
+        arguments = signature.bind(communicator, x, *args, **kwargs).arguments if communicator.media else {}
         on_gpu = stays_on_gpu(name, arguments, x, out)
         if out is not None:
             return into(name, x, out, lambda a, b: communicate(a, *args, out=b, **kwargs), on_gpu=on_gpu)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.arrays.cuda.ranges import named_range
+from simparallel.arrays.seam import named_range
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode, mark_changed
-from simparallel.backend import Array, assign, get_namespace, has_data, is_array, is_on_gpu, to_device_like, to_host
+from simparallel.backend import Array, assign, get_namespace, has_data, is_array, to_device_like, to_host
 from simparallel.base.units import format_type_of
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work, current
@@ -60,16 +60,16 @@ def device_of(x: Any) -> Device:
 
 def stays_on_gpu(op: str, arguments: Mapping[str, Any], *values: Any) -> bool:
     """Return whether a collective with these arguments runs on GPUs: its arrays are there, the GPUs connected."""
-    gpu_calls = current().gpu
-    if gpu_calls is None or not all(value is None or is_on_gpu(_data_of(value)) for value in values):
+    media = current().media
+    if not all(value is None or type(_data_of(value)) in media for value in values):
         return False
-    return gpu_calls.takes(op, arguments)
+    return any(medium.takes(op, arguments) for medium in media.values())
 
 
 def _host_copy(array: Array) -> np.ndarray:
     """Return a host copy of a GPU array, in shared memory if possible; return an array on the host as it is."""
-    gpu_calls = current().gpu
-    return to_host(array) if gpu_calls is None or not is_on_gpu(array) else gpu_calls.staging.copy_of(array)
+    medium = current().media.get(type(array))
+    return to_host(array) if medium is None else medium.staging.copy_of(array)
 
 
 def _data_of(x: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.algorithms import DIRECT
 from simparallel.algorithms.reduction import reduction
-from simparallel.arrays.cuda.capture import refuse, running
+from simparallel.arrays.captures import refuse, running
 from simparallel.base.adasum import check_dtype
 from simparallel.base.units import format_numbers
 from simparallel.comm.call import Body, Call

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.arrays.cuda.capture import running
-from simparallel.arrays.cuda.device import current_gpu
+from simparallel.arrays.seam import uploaded
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_array
 
@@ -18,10 +17,8 @@ def delivered(values: Any) -> Tensor:
     Raises:
         As `Tensor`.
     """
-    gpu = current_gpu()
-    # A capture refuses copies from the host; it would not see one on another stream.
-    if gpu is not None and running.capture is None and not isinstance(values, Tensor):
+    if not isinstance(values, Tensor):
         values = as_array(values)
-        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-            values = gpu.uploads.copy(values)
+        if type(values) is np.ndarray and values.dtype.kind in "biuf":
+            values = uploaded(values)
     return Tensor(values)

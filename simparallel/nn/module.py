@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from simparallel.arrays.cuda.capture import refuse, running
+from simparallel.arrays.captures import refuse, running
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.base.hints import attribute

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from simparallel.arrays.cuda.multi_tensor import for_each
+from simparallel.arrays.seam import for_each, totals
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace, has_data
 from simparallel.base.checks import check_integer, check_number
 from simparallel.errors import InputError, StateDictError
 from simparallel.optim.blocks import widened
-from simparallel.optim.norms import over_slices, scale, totals
+from simparallel.optim.norms import over_slices, scale
 from simparallel.optim.optimizer import Optimizer
 
 # Consecutive overflows; after more, no scale will help.

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
-from simparallel.arrays.cuda.capture import refuse, running
-from simparallel.arrays.cuda.multi_tensor import for_each
+from simparallel.arrays.captures import refuse, running
 from simparallel.arrays.host.sums import wider
+from simparallel.arrays.seam import arrays_of, for_each, kernels_of
 from simparallel.autograd import Tensor, enable_grad
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
@@ -445,8 +443,9 @@ class Optimizer:
             array = grad._data
             if grad._device is not param._device:
                 common_device(f"{self._name}, parameter {i} and its gradient", (param, grad))
-        is_on_host = isinstance(data, np.ndarray)
-        is_same_kind = type(array) is type(data) or (is_array(array) and isinstance(array, np.ndarray) is is_on_host)
+        is_same_kind = type(array) is type(data) or (
+            is_array(array) and type(arrays_of(array)) is type(arrays_of(data))
+        )
         if not is_same_kind:
             raise InputError(
                 f"{self._name}: the gradient of parameter {i} is a {type(array).__name__}, "
@@ -513,7 +512,7 @@ class Optimizer:
         p = param._data
         xp, dtype = get_namespace(p), p.dtype if p.dtype.itemsize >= 4 else wider(p.dtype)
         # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
-        if not isinstance(p, np.ndarray):
+        if kernels_of[xp].joins_updates:
             key, call = (compute, dtype, factor != 1, tuple(settings.items())), ([p, grad, *state], [*numbers, factor])
             if self._queued is None:
                 _compute(key, [call])
@@ -558,7 +557,7 @@ class Optimizer:
 
         None on a GPU, where a kernel needs no memory for intermediate results.
         """
-        if not isinstance(param._data, np.ndarray):
+        if arrays_of(param._data).joins_updates:
             return None
         if param not in self._scratch:
             self._scratch[param] = get_namespace(param.data).empty_like(param.data, dtype=wider(param.dtype))

@@ -7,6 +7,7 @@ times alone, those of `fitting`. The interpreter's times and the GPU's are fitte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 from statistics import median
 from typing import Any
@@ -131,6 +132,11 @@ def changed_since(spec: ClusterSpec) -> str:
     if spec.name == THIS_GPU:
         return changed(spec, gpu_fingerprint(gpu_of_rank(0))) if gpu_namespace() is not None else ""
     return changed(spec, fingerprint()) if spec.name == "this-host" else ""
+
+
+def measurement_of_gpu() -> partial[ClusterSpec]:
+    """Return `measured_gpu` for the first GPU; raise InputError if there is none that CuPy can use."""
+    return partial(measured_gpu, gpu_of_rank(0))
 
 
 def measured_gpu(gpu: Gpu, tell: Callable[[str], object]) -> ClusterSpec:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Backward, Op, Redistribute, Tensor, running_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
@@ -206,7 +207,8 @@ class StepRehearsal:
         if halo is not None:
             arrays[halo.input] = self._new(*plan.inputs[halo.input], ACTIVATIONS)
         ctx = Rehearsal(tuple(node.has_backward and needed for needed in node.needs), plan, call.sharding)
-        ctx.xp = get_namespace(*arrays)
+        ctx.arrays = arrays_of(*arrays)
+        ctx.xp = ctx.arrays.xp
         y = Tensor._result(node.op.run_forward(ctx, arrays), placement=call.made)
         kept = [x for x in vars(ctx).values() if is_array(x)]
         made = {id(owner_of(x)) for x in (y.data, *kept)} - {id(owner_of(x)) for x in arrays}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from simparallel.arrays.cuda.device import current_gpu
 from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
 from simparallel.base.names import printable
@@ -93,9 +92,7 @@ class Trace:
         recorder = current_recorder()
         if recorder is None:
             raise InputError("Trace.of_this_rank: nothing is recorded here; call sp.init() first.")
-        gpu = current_gpu()
-        if gpu is not None:
-            gpu.synchronize("the times of all operations")
+        recorder.settle()
         recorded = [recorder.recorded()]
         events, totals = join(recorded)
         return cls(events, recorder.cluster, totals=totals, timed_by=timer_of(recorded))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from simparallel.arrays.cuda.device import current_gpu
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.clock.notes import note_once
@@ -195,7 +194,4 @@ def set_memory(max_size: str | int) -> None:
     recorder = current_recorder()
     if recorder is None:
         set_recorder(recorder := Recorder(0, describe(1)))
-    recorder.memory.limit_to(limit_bytes)
-    gpu = current_gpu()
-    if gpu is not None:
-        gpu.memory.limit_to(limit_bytes)
+    recorder.limit_memory(limit_bytes)

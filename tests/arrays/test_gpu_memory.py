@@ -13,8 +13,8 @@ from refusals import refused
 from stand_in import strict, strict_cuda, strict_memory
 
 import simparallel as sp
+from simparallel.arrays.captures import running
 from simparallel.arrays.cuda import memory as gpu_memory
-from simparallel.arrays.cuda.device import current_gpu
 from simparallel.arrays.cuda.memory import use_memory
 from simparallel.backend import get_namespace
 from simparallel.errors import DeviceOutOfMemoryError
@@ -99,7 +99,7 @@ def fill(num_arrays: int) -> tuple[str, int | None]:
     """Hold arrays that the recorder does not count."""
     x = sp.Tensor(np.zeros(250_000, np.float32))
     held = [x.data + float(i) for i in range(num_arrays * (1 + sp.get_rank()))]
-    gpu = current_gpu()
+    gpu = running.device
     return type(held[0]).__name__, None if gpu is None else gpu.memory.limit_bytes
 
 

@@ -13,8 +13,9 @@ from hypothesis import given, strategies as st
 from stand_in import strict, strict_cuda
 
 import simparallel as sp
+from simparallel.arrays.captures import running
 from simparallel.arrays.cuda import recorder as gpu_recorder
-from simparallel.arrays.cuda.device import Gpu, Moment, current_gpu
+from simparallel.arrays.cuda.device import Gpu, Moment
 from simparallel.clock.recorder import Recorder, current_recorder
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
@@ -162,7 +163,7 @@ def test_failure_does_not_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 
 def trace_so_far() -> list[bool]:
     sp.functions.relu(sp.Tensor(np.ones(3, np.float32)))
-    recorder, gpu = current_recorder(), current_gpu()
+    recorder, gpu = current_recorder(), running.device
     assert recorder is not None
     assert gpu is not None
     clock = recorder.clock  # type: ignore[attr-defined]
@@ -185,7 +186,7 @@ def test_trace_of_a_running_program() -> None:
 
 
 def communicate() -> None:
-    recorder, gpu = current_recorder(), current_gpu()
+    recorder, gpu = current_recorder(), running.device
     assert recorder is not None
     assert gpu is not None
     stream, clock = gpu.cuda.Stream(non_blocking=True), recorder.clock  # type: ignore[attr-defined]

@@ -15,7 +15,8 @@ from stand_in.strict import launches, xp
 
 import simparallel as sp
 from simparallel import optim
-from simparallel.arrays.cuda.multi_tensor import MultiTensorKernel, for_each, sums
+from simparallel.arrays.cuda.multi_tensor import MultiTensorKernel, sums
+from simparallel.arrays.seam import for_each
 
 # Sizes around the elements of a block, and few.
 SIZES = st.sampled_from([0, 1, 2, 3, 4095, 4096, 4097, 9000])

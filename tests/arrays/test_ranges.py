@@ -12,7 +12,8 @@ from refusals import refused
 from stand_in import strict, strict_cuda
 
 import simparallel as sp
-from simparallel.arrays.cuda.ranges import VARIABLE, named_range
+from simparallel.arrays.cuda.ranges import VARIABLE
+from simparallel.arrays.seam import named_range
 from simparallel.errors import InputError, ShapeError
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}

@@ -15,7 +15,8 @@ from stand_in import strict, strict_cuda
 from stand_in.strict_cuda import StreamRaceError
 
 import simparallel as sp
-from simparallel.arrays.cuda.device import Gpu, current_gpu
+from simparallel.arrays.captures import running
+from simparallel.arrays.cuda.device import Gpu
 
 ON_GPU: dict[str, Any] = {"world_size": 1, "transport": "inline", "array": "cupy"}
 DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_, np.float16])
@@ -124,7 +125,7 @@ def test_batches_are_numpys_bits(arrays: Any, transport: str) -> None:
 
 
 def watched_epoch() -> tuple[list[str], set[str], int]:
-    gpu = current_gpu()
+    gpu = running.device
     assert gpu is not None
     streams, copy = [], strict_cuda.runtime.memcpyAsync
 

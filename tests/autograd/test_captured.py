@@ -496,6 +496,7 @@ LATE: dict[str, Callable[[Any, Any], Any]] = {
     "writes_into_an_argument": lambda model, x: x.__iadd__(1),
     "loads_a_batch": lambda model, x: next(iter(sp.data.DataLoader(sp.data.TensorDataset(np.ones((4, 99))), 2)))[0],
     "multiplies_by_dot": lambda model, x: xp.dot(x.data, x.data.T),
+    "multiplies_arrays": lambda model, x: x.data @ x.data.T,
 }
 
 

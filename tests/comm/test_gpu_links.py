@@ -20,7 +20,7 @@ from stand_in import strict, strict_cuda, strict_nccl
 
 import simparallel as sp
 from simparallel import backend
-from simparallel.arrays.cuda.device import current_gpu
+from simparallel.arrays.captures import running
 from simparallel.comm.gpu import calls, ipc
 from simparallel.errors import (
     CollectiveMismatchError,
@@ -346,7 +346,7 @@ def test_special_values_are_those_of_the_host(link: str, dtype: str) -> None:
 
 
 def on_own_stream() -> list[float]:
-    gpu = current_gpu()
+    gpu = running.device
     assert gpu is not None
     x = ours()
     stream = gpu.cuda.Stream(non_blocking=True)
@@ -364,7 +364,7 @@ def test_collective_on_the_current_stream(link: str) -> None:
 
 
 def elsewhere() -> None:
-    gpu = current_gpu()
+    gpu = running.device
     assert gpu is not None
     x = ours()
     with gpu.cuda.Device(gpu.number + 1):
@@ -417,7 +417,7 @@ def endless() -> None:
     sp.all_reduce(x)
     if sp.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    link = sp.comm.current().gpu._links[0]
+    link = next(iter(sp.comm.current().media.values()))._links[0]
     link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
     while not link.stream.done:
         pass
@@ -537,7 +537,7 @@ def never_started() -> None:
     x = ours()
     sp.all_reduce(x * 1)
     if sp.get_rank() == 0:
-        link = sp.comm.current().gpu._links[0]
+        link = next(iter(sp.comm.current().media.values()))._links[0]
         link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
         link.gpu.compute.wait_event(link.gpu.mark(link.stream))
         x.numpy()

@@ -14,9 +14,10 @@ import pytest
 from programs import PROGRAMS
 
 import simparallel as sp
-from simparallel.arrays.host import im2col, sums
+from simparallel.arrays.cuda import arrays as cuda_arrays
+from simparallel.arrays.host import arrays as host_arrays
 from simparallel.autograd import Op
-from simparallel.autograd.ops import channels, conv
+from simparallel.autograd.ops import conv
 from simparallel.backend import to_host
 from simparallel.errors import DeviceMismatchError, InputError, RunFailedError
 
@@ -76,9 +77,9 @@ def host_like_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     takes.
     """
     monkeypatch.setattr(conv, "WINOGRAD_CHANNELS", sys.maxsize)
-    monkeypatch.setattr(im2col, "_turned_on_gpu", lambda dy, at: None)
-    for module in (sums, channels):
-        monkeypatch.setattr(module, "MANY_ROWS", sys.maxsize)
+    monkeypatch.setattr(cuda_arrays.CudaArrays, "has_fast_taps", True)
+    monkeypatch.setattr(cuda_arrays, "MANY_ROWS", sys.maxsize)
+    monkeypatch.setattr(host_arrays, "MANY_ROWS", sys.maxsize)
 
 
 @pytest.mark.matrices

@@ -5,7 +5,9 @@ CuPy's `add.at` adds by atomic operations, in an order that changes from run to 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
+from math import prod
+from operator import add
 from typing import Any
 
 from simparallel.arrays.cuda.kernel_source import TYPES, compiled
@@ -54,3 +56,28 @@ def add_rows(rows: Array, ids: Array, out: Array) -> None:
 @cache
 def _kernel(xp: Any, dtype: Any) -> Any:
     return compiled(xp, "add_rows", _KERNEL.format(type={**TYPES, "int64": "long long"}[dtype.name]))[1]
+
+
+def add_at(xp: Any, total: Array, key: tuple[Any, ...], values: Array) -> None:
+    """Compute total[key] += values, see `HostArrays.add_at`."""
+    assert total.flags.c_contiguous
+    positions = xp.broadcast_to(_positions(xp, total.shape, key), values.shape).reshape(-1)
+    add_rows(xp.ascontiguousarray(values).reshape(-1, 1), positions, total.reshape(-1, 1))
+
+
+def _positions(xp: Any, shape: tuple[int, ...], key: tuple[Any, ...]) -> Array:
+    """Return the position of each selected element in the flat array, in a shape that broadcasts to the selection's."""
+    indexed = [dim for dim, item in enumerate(key) if not isinstance(item, slice)]
+    whole = [dim for dim in range(len(shape)) if dim not in indexed]
+    steps = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    # As in NumPy, the dims of the indices come where neighbouring dims were, else first.
+    is_together = indexed == list(range(indexed[0], indexed[0] + len(indexed)))
+    num_before, num_dims = (indexed[0] if is_together else 0), max(key[dim].ndim for dim in indexed)
+    parts = []
+    for dim in indexed:
+        wrapped = key[dim].astype("int64") % max(shape[dim], 1) * steps[dim]
+        parts.append(wrapped.reshape((*wrapped.shape, *(1,) * (len(whole) - num_before))))
+    for i, dim in enumerate(whole):
+        behind = len(whole) - i - 1 + (num_dims if i < num_before else 0)
+        parts.append((xp.arange(shape[dim]) * steps[dim]).reshape((-1, *(1,) * behind)))
+    return reduce(add, parts)

@@ -1,9 +1,4 @@
-"""Capture a step as a CUDA graph: refuse operations that a graph cannot repeat, and run the host's part of a launch.
-
-A launch repeats the operations of the GPU, but nothing that Python did between them. So work of the host in a captured
-step is either refused (`refuse`), or registered with the capture: arrays that the host makes (`from_host`), and checks
-that read values (`check_after`).
-"""
+"""`Capture`: a step as a CUDA graph, and the host's part of its launches, see `captures`."""
 
 from __future__ import annotations
 
@@ -11,52 +6,29 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from simparallel.arrays.cuda.device import Gpu
-from simparallel.arrays.cuda.products import capture_products
-from simparallel.backend import (
-    Array,
-    check_when_read,
-    random_state,
-    set_reader_gate,
-    set_upload,
-    to_device_like,
-    to_host,
-)
-from simparallel.base.attributes import setting
+from simparallel.arrays.captures import READ, refuse, running
+from simparallel.backend import Array, random_state, set_reader_gate, set_upload, to_device_like
 from simparallel.base.callsite import is_inside, place
 from simparallel.errors import CaptureError, SimParallelError
-from simparallel.rank_local import RankLocal
 
-
-class _RunningStep(RankLocal):
-    """The captured step that this rank runs.
-
-    Attributes:
-        step: its name, whether or not this call is captured or launched; "" outside of captured steps.
-        modules: the modules that the step has called -> their `training`; None while they are not noted.
-        capture: the capture in progress, or None.
-    """
-
-    step = ""
-    modules: dict[Any, bool] | None = None
-    capture: Capture | None = None
-
-
-running = _RunningStep()
+_PRODUCTS = "Multiply Tensors; in an op of your own, multiply arrays by ctx.arrays.matmul or ctx.arrays.einsum."
 
 
 class Capture:
     """A graph, and the host's part of its launches.
 
+    Args:
+        gpu: the rank's `device.Gpu`.
+
     Attributes:
         checks: functions to call after each launch; they read values, and may raise.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Any) -> None:
         self.gpu = gpu
         # The graph's arrays are allocated here, so nothing else gets their memory while the graph exists. This pool
         # allocates from the rank's, whose limit applies.
@@ -74,8 +46,7 @@ class Capture:
         Raises:
             CaptureError: an operation cannot be captured. The GPU has run nothing.
         """
-        stream, xp = self.gpu.compute, self.gpu.xp
-        capture_products(xp)
+        stream = self.gpu.compute
         with ExitStack() as stack:
             stack.enter_context(self.gpu.cuda.using_allocator(self._pool.malloc))
             stack.callback(set_reader_gate, set_reader_gate(lambda: refuse("reads a value on the host", READ)))
@@ -96,8 +67,9 @@ class Capture:
                 if not _is_of_capture(error):
                     raise
                 line, kind = _line_of(error, self.gpu.xp), type(error).__name__
+                way_out = _PRODUCTS if "cuBLAS" in str(error) else READ
                 raise CaptureError(
-                    f"{running.step}: a GPU cannot capture {line}, which raised {kind}: {error}. {READ}",
+                    f"{running.step}: a GPU cannot capture {line}, which raised {kind}: {error}. {way_out}",
                     step=running.step,
                 ) from error
             self._graph = stream.end_capture()
@@ -128,45 +100,6 @@ class Capture:
         for array, make in self._inputs:
             array[...] = to_device_like(make(), array)
         self._graph.launch(self.gpu.compute)
-
-
-READ = (
-    "A step may not read a value (item(), numpy(), a mask, nonzero, a branch on a Tensor) or copy from the host: "
-    "return the Tensor and read it after the step, or leave the step uncaptured."
-)
-
-HOOKS = (
-    "Do its work after the step, with the gradients in `.grad`. DistributedDataParallel reduces gradients by hooks: "
-    "use DistributedGradReducer after the step instead."
-)
-
-
-@contextmanager
-def captured_step(name: str) -> Iterator[None]:
-    """Refuse forbidden operations inside the block, in every call of a captured step, so that errors come early."""
-    with setting(running, step=name):
-        yield
-
-
-def refuse(what: str, way_out: str, why: str = "a graph repeats only operations of the GPU") -> NoReturn:
-    """Raise CaptureError: the captured step that runs in this thread does `what`."""
-    raise CaptureError(f"{running.step}: the captured step {what}, but {why}. {way_out}", step=running.step)
-
-
-def from_host(make: Callable[[], np.ndarray], like: Array) -> Array:
-    """Return the array of `make()` on the device of `like`; in a capture, `make()` runs again for each launch."""
-    capture = running.capture
-    if capture is None or isinstance(like, np.ndarray):
-        return to_device_like(make(), like)
-    return capture.add_input(make)
-
-
-def check_after(is_bad: Any, refuse: Callable[[], None]) -> None:
-    """Call `refuse`, which raises an error, if `is_bad` is true: when the host next reads, or after each launch."""
-    if running.capture is None:
-        check_when_read(is_bad, refuse)
-    else:
-        running.capture.checks.append(lambda: check_when_read(bool(to_host(is_bad)), refuse))
 
 
 def _is_of_capture(error: BaseException) -> bool:

@@ -13,10 +13,11 @@ from functools import cached_property
 from time import perf_counter_ns
 from typing import Any
 
+from simparallel.arrays.captures import running
+from simparallel.arrays.cuda.capture import Capture
 from simparallel.arrays.cuda.memory import GpuMemory, use_memory
 from simparallel.arrays.cuda.uploads import Uploads
 from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
-from simparallel.rank_local import RankLocal
 
 LONGEST_SETTLE_S = 0.5
 # CUDA gives the time between two events as a float32 in milliseconds. Up to a second its resolution is below 0.1 us,
@@ -75,6 +76,10 @@ class Gpu:
     def home(self, array: Array, requires_grad: bool) -> Array:
         """Return a new array of the rank, moved to its GPU."""
         return place(array, self.number)
+
+    def new_capture(self) -> Capture:
+        """Return a capture of the compute stream that has recorded nothing."""
+        return Capture(self)
 
     def mark(self, stream: Any, *, timed: bool = False) -> Any:
         """Record an event at the current end of a stream, and return it."""
@@ -195,27 +200,15 @@ def _poll(is_done: Callable[[], bool], what: str) -> None:
         pass
 
 
-class _CurrentGpu(RankLocal):
-    gpu: Gpu | None = None
-
-
-_current = _CurrentGpu()
-
-
-def current_gpu() -> Gpu | None:
-    """Return the GPU of the rank that runs in this thread; None if its arrays are in host memory."""
-    return _current.gpu
-
-
 @contextmanager
 def use_gpu(gpu: Gpu) -> Iterator[Gpu]:
     """Use a GPU for this thread's rank inside the block: its compute stream, and a memory pool on it."""
-    before, _current.gpu = _current.gpu, gpu
+    before, running.device = running.device, gpu
     gate = set_reader_gate(lambda: gpu.synchronize("a value that the host reads"))
     try:
         with use_memory(gpu.cuda, gpu.number) as gpu.memory, gpu.compute:
             yield gpu
     finally:
         gpu.settle()
-        _current.gpu = before
+        running.device = before
         set_reader_gate(gate)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.arrays.cuda.kernel_source import TYPES, KernelSource, Number, compiled, itself
+from simparallel.arrays.host.arrays import Call
 from simparallel.backend import Array, get_namespace, gpu_of, is_on_gpu, to_device_like
 
 _THREADS = 512
@@ -54,27 +55,17 @@ _SUM_OF_BLOCK = """\
     }}
     if (threadIdx.x == 0) totals[blockIdx.x] = parts[0];
 """
-# Arrays (or None) and numbers of a tensor; a number is a float or a 0-d array.
-Call = tuple[Sequence[Any], Sequence[Any]]
 
 
 def for_each(compute: Callable[..., None], calls: Sequence[Call], **settings: Any) -> None:
-    """Call `compute(xp, *arrays, *numbers, **settings)`, which changes arrays in place, for each of the tensors.
+    """Call `compute(xp, *arrays, *numbers, **settings)` for each of the tensors, see `HostArrays.for_each`.
 
-    On a GPU one kernel starts for all calls with the same dtypes and numbers, if no two of them change the same memory.
-    There the arrays of a call have the same shape. One that is not contiguous is copied; if it changes, its call gets
-    a kernel of its own, and it is copied back.
-
-    Args:
-        compute: a module-level function, see the top of this file.
-        calls: arrays and numbers of each tensor. No call reads an array that another one changes.
-        settings: hashable keyword arguments of `compute`.
+    One kernel starts for all calls with the same dtypes and numbers, if no two of them change the same memory. The
+    arrays of a call have the same shape. One that is not contiguous is copied; if it changes, its call gets a kernel
+    of its own, and it is copied back.
     """
     alike: dict[Any, list[Call]] = {}
     for arrays, numbers in calls:
-        if not is_on_gpu(arrays[0]):
-            compute(get_namespace(arrays[0]), *arrays, *numbers, **settings)
-            continue
         dtypes = tuple([None if array is None else array.dtype for array in arrays])
         # Numbers of NumPy may be neither floats nor hashable.
         plain = [number if is_on_gpu(number) else float(number) for number in numbers]

@@ -1,18 +1,18 @@
 """Matrix products inside a capture.
 
 CuPy 14 refuses to call cuBLAS on a stream that is capturing, although cuBLAS can be captured ("CUDA Graphs Support" in
-its documentation). So in a capture, `x @ y` and `matmul` call cuBLAS from here, with CuPy's handle: first
+its documentation). So in a capture, `matmul` and `einsum` call cuBLAS from here, with CuPy's handle: first
 `cublasSetStream_v2`, then `cublasGemmStridedBatchedEx`. Outside of captures CuPy's own products run.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
 from functools import cache
 from math import prod
 from typing import Any
 
+from simparallel.arrays.captures import running
 from simparallel.backend import Array, get_float32_matmul_precision
 
 # dtype -> cudaDataType, cublasComputeType and the C type of the factors; float16 is summed in float32.
@@ -20,30 +20,60 @@ _FLOAT32 = 0, 68, ctypes.c_float
 _TYPES = {"float32": _FLOAT32, "float64": (1, 70, ctypes.c_double), "float16": (2, 68, ctypes.c_float)}
 _TF32 = 77
 _PLAIN, _TRANSPOSED, _DEFAULT_ALGORITHM = 0, 1, -1
-_lock = threading.Lock()
 
 
-def capture_products(xp: Any) -> None:
-    """Let captures include products of this library's arrays; once for the process."""
-    with _lock:
-        if getattr(xp.matmul, "is_capturable", False):
-            return
-        plain, operator, swapped = xp.matmul, xp.ndarray.__matmul__, xp.ndarray.__rmatmul__
+def matmul(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return a @ b, written to `out` if given, inside of a capture and outside."""
+    if out is not None and out.ndim > 2 and out.shape[0] == 1:
+        # CuPy copies transposed matrices of a stack, also of a stack of one.
+        a, b = (x[0] if x.ndim == out.ndim else x for x in (a, b))
+        matmul(xp, a, b, out[0])
+        return out
+    return xp.matmul(a, b, out=out) if running.capture is None else product(xp, a, b, out)
 
-        def matmul(a: Array, b: Array, out: Array | None = None, **settings: Any) -> Array:
-            if settings or not is_captured(a, b):
-                return plain(a, b, out=out, **settings)
-            return product(xp, a, b, out)
 
-        def is_captured(a: Any, b: Any) -> bool:
-            return (
-                isinstance(a, xp.ndarray) and isinstance(b, xp.ndarray) and xp.cuda.get_current_stream().is_capturing()
-            )
+def einsum(xp: Any, equation: str, *operands: Array, **settings: Any) -> Array:
+    """Return `xp.einsum(equation, *operands, **settings)`; in a capture, operand by operand, by `product`.
 
-        matmul.is_capturable = True  # type: ignore[attr-defined]
-        xp.matmul = matmul
-        xp.ndarray.__matmul__ = lambda a, b: product(xp, a, b) if is_captured(a, b) else operator(a, b)
-        xp.ndarray.__rmatmul__ = lambda b, a: product(xp, a, b) if is_captured(a, b) else swapped(b, a)
+    `equation` has an arrow, and no letter twice in a tensor.
+    """
+    if running.capture is None:
+        return xp.einsum(equation, *operands, **settings)
+    *tensors, right = equation.replace("->", ",").split(",")
+    # Each dim of "..." gets a letter; tensors with fewer of them lack the first ones.
+    counts = [x.ndim + 3 - len(tensor) if "..." in tensor else 0 for x, tensor in zip(operands, tensors, strict=True)]
+    dims = "".join(chr(0xE000 + i) for i in range(max(counts)))
+    letters = [t.replace("...", dims[len(dims) - count :]) for t, count in zip(tensors, counts, strict=True)]
+    right = right.replace("...", dims)
+    sizes: dict[str, int] = {}
+    for x, names in zip(operands, letters, strict=True):
+        sizes |= {name: size for name, size in zip(names, x.shape, strict=True) if sizes.get(name, 1) == 1}
+    y, done = xp.broadcast_to(operands[0], [sizes[name] for name in letters[0]]), letters[0]
+    for i, (x, names) in enumerate(zip(operands[1:], letters[1:], strict=True), 2):
+        kept = {*right, *"".join(letters[i:])}
+        x, names = _summed(xp.broadcast_to(x, [sizes[name] for name in names]), names, {*done} | kept)
+        y, done = _summed(y, done, {*names} | kept)
+        batch = [name for name in done if name in names and name in kept]
+        summed = [name for name in done if name in names and name not in kept]
+        rows, columns = ([name for name in own if name not in other] for own, other in ((done, names), (names, done)))
+        y = _grouped(y, done, sizes, batch, rows, summed)
+        x = _grouped(x, names, sizes, batch, summed, columns)
+        y, done = product(xp, y, x) if summed else y * x, "".join((*batch, *rows, *columns))
+        y = y.reshape([sizes[name] for name in done])
+    y, done = _summed(y, done, {*right})
+    return y.transpose([done.index(name) for name in right])
+
+
+def _summed(x: Array, names: str, kept: set[str]) -> tuple[Array, str]:
+    """Sum x over its dims that are not kept; return their names, too."""
+    axes = tuple(i for i, name in enumerate(names) if name not in kept)
+    return x.sum(axis=axes) if axes else x, "".join(name for name in names if name in kept)
+
+
+def _grouped(x: Array, names: str, sizes: dict[str, int], *groups: list[str]) -> Array:
+    """Transpose x and reshape it, to one dim for each group of names."""
+    x = x.transpose([names.index(name) for group in groups for name in group])
+    return x.reshape([prod(sizes[name] for name in group) for group in groups])
 
 
 def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:

@@ -7,11 +7,8 @@ Ranges show the time of the host: from the call of an operation until it has sta
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from simparallel.arrays.cuda.device import current_gpu
 from simparallel.errors import InputError
 
 VARIABLE = "SIMPARALLEL_NVTX"
@@ -31,18 +28,3 @@ def nvtx_of(cuda: Any) -> Any:
     if not cuda.nvtx.available:
         raise InputError(f"{VARIABLE}=1 needs a CuPy that was built with NVTX; set it to 0, or install CuPy's wheel.")
     return cuda.nvtx
-
-
-@contextmanager
-def named_range(name: str) -> Iterator[None]:
-    """Show the block as a range, if this thread's rank is on a GPU and ranges are switched on."""
-    gpu = current_gpu()
-    nvtx = None if gpu is None else gpu.nvtx
-    if nvtx is None:
-        yield
-        return
-    nvtx.RangePush(name)
-    try:
-        yield
-    finally:
-        nvtx.RangePop()

@@ -73,11 +73,20 @@ class GpuRecorder(TwoClockRecorder):
 
     def start(self, gpu: Gpu) -> None:
         """Time operations by the events of a GPU, and show its NVTX ranges; call it before the first operation."""
-        self._nvtx = gpu.nvtx
+        self._gpu, self._nvtx = gpu, gpu.nvtx
         if self.is_recording:
             self.clock = gpu.clock = GpuClock(gpu)
             self._recording = GpuRecording(self._recording, self.clock)
             self._rows, self._limit = self._recording.rows, self._recording.limit
+
+    def settle(self) -> None:
+        """Wait for the compute stream, so that the times of all operations are known."""
+        self._gpu.synchronize("the times of all operations")
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Limit the counted memory and the pool of the GPU, see `Recorder.limit_memory`."""
+        super().limit_memory(limit_bytes)
+        self._gpu.memory.limit_to(limit_bytes)
 
     def now_ns(self) -> int:
         """Record a moment at the current end of the compute stream, and return it."""

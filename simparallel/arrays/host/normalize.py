@@ -117,3 +117,8 @@ def move_running(
     for running, batch in ((mean, new_mean), (var, new_var * correction)):
         running *= kept
         running += (new * batch).astype(running.dtype, copy=False)
+
+
+def along_channels(values: Array, ndim: int) -> Array:
+    """View values (c,) as (1, c, 1, ...) with `ndim` dims."""
+    return values.reshape(1, -1, *(1,) * (ndim - 2))

@@ -9,12 +9,10 @@ third faster (measured, in float32).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from types import ModuleType
 
-import numpy as np
-
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array
 from simparallel.base import blas
 
 # Multiplications in one tile: just below the limit of the small kernel.
@@ -28,16 +26,12 @@ WIDTHS = (64, 48, 32, 16)
 FEW, LONGEST_INNER = 32, 512
 
 
-def pieces(x: Array, size: int, others: int) -> tuple[int, int]:
+@lru_cache(maxsize=4096)
+def pieces(size: int, others: int) -> tuple[int, int]:
     """Split `size` into b pieces of length L with L * others in the range of the small kernel; return (b, L).
 
-    (1, size) if L would be shorter than SHORTEST, if x is on a GPU, or if BLAS has no small kernel.
+    (1, size) if L would be shorter than SHORTEST, or if BLAS has no small kernel.
     """
-    return _pieces(size, others) if isinstance(x, np.ndarray) else (1, size)
-
-
-@lru_cache(maxsize=4096)
-def _pieces(size: int, others: int) -> tuple[int, int]:
     if not blas.has_small_kernel():
         return 1, size
     longest = SMALL_PRODUCT // max(others, 1)
@@ -63,42 +57,20 @@ def _tiles(rows: int, inner: int, columns: int) -> tuple[int, int]:
     return best if best[0] else (rows, columns)
 
 
-def multiply(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
+def multiply(matmul: Callable[..., Array], a: Array, b: Array, out: Array) -> None:
     """Write a @ b to out, in tiles.   a: (n, M, K)   b: (n, K, N)   out: (n, M, N), any strides"""
     (num, rows, inner), columns = a.shape, b.shape[2]
     height, width = _tiles(rows, inner, columns)
     tall, wide = rows // height, columns // width
-    xp.matmul(
+    matmul(
         a.reshape(num, tall, 1, height, inner),
         b.reshape(num, 1, inner, wide, width).transpose(0, 1, 3, 2, 4),
         out=out.reshape(num, tall, height, wide, width).transpose(0, 1, 3, 2, 4),
     )
 
 
-def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return a @ b in float32, in tiles where that is faster.   a: (M, K)   b: (K, N)   result: (M, N)
-
-    The result is written to `out` if that is a contiguous float32 array, else to a new one.
-    """
-    (rows, inner), columns = a.shape, b.shape[1]
-    if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous):
-        out = None
-    # Tiles of a non-contiguous `b` would read short runs of its memory.
-    tile = _tile(rows, inner, columns) if b.flags.c_contiguous else None
-    if tile is None:
-        return np.matmul(a, b, out=out)
-    height, width = tile
-    y = get_namespace(a).empty((rows, columns), np.float32) if out is None else out
-    np.matmul(
-        a.reshape(rows // height, 1, height, inner),
-        b.reshape(inner, columns // width, width).transpose(1, 0, 2),
-        out=y.reshape(rows // height, height, columns // width, width).transpose(0, 2, 1, 3),
-    )
-    return y
-
-
 @lru_cache(maxsize=4096)
-def _tile(rows: int, inner: int, columns: int) -> tuple[int, int] | None:
+def tile(rows: int, inner: int, columns: int) -> tuple[int, int] | None:
     """Return (height, width) of the tiles of one product; None where a single product is faster (measured)."""
     # A small product uses the small kernel without being cut.
     is_small = rows * inner * columns <= SMALL_PRODUCT

@@ -1,21 +1,19 @@
 """Sliding windows for convolution and pooling: their positions, and scratch arrays that calls reuse.
 
-Positions are pure integers; only `Scratch` and `pad_rows` touch arrays.
+Positions are pure integers; only `Scratch` touches arrays.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simparallel.backend import Array
+from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import MemoryAccount
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, ShapeError
@@ -167,7 +165,7 @@ class Scratch(RankLocal):
 
     _arrays: dict[Any, Array] = per_rank(dict)
 
-    def get(self, xp: ModuleType, name: str, shape: tuple[int, ...], like: Array) -> Array:
+    def get(self, name: str, shape: tuple[int, ...], like: Array) -> Array:
         """Return an array with the dtype and device of `like` and arbitrary content.
 
         Raises:
@@ -181,7 +179,7 @@ class Scratch(RankLocal):
             arrays.pop(key, None)
             # Free the old array before the larger one is allocated.
             flat = None
-            flat = arrays[key] = _make(memory, name, size, like, lambda: xp.empty(size, like.dtype))
+            flat = arrays[key] = _make(memory, name, size, like, lambda: get_namespace(like).empty(size, like.dtype))
         return flat[:size].reshape(shape)
 
     def made(self, name: str, what: Any, size: int, like: Array, make: Callable[[], Array]) -> Array:
@@ -245,50 +243,3 @@ def _make(memory: MemoryAccount | None, name: str, size: int, like: Array, make:
 
 
 scratch = Scratch()
-# Size of intermediate results of a call at once on a GPU; at most 1 / 16 of `device_memory`.
-CHUNK_ON_GPU_BYTES = 256 << 20
-# Vectors of ones up to this length share one array on a GPU.
-_NUM_ONES = 1 << 16
-
-
-def chunk_on_gpu_bytes() -> int:
-    """Return how much memory a call may take on this thread's GPU for intermediate results."""
-    return min(CHUNK_ON_GPU_BYTES, (scratch.limit_bytes or sys.maxsize) // 16)
-
-
-def ones(xp: ModuleType, count: int, like: Array) -> Array:
-    """Return a vector of `count` ones with the dtype of `like`. Never write to it: calls on a GPU share it."""
-    if isinstance(like, np.ndarray) or count > _NUM_ONES:
-        return xp.ones(count, like.dtype)
-    made = scratch.made("ones", _NUM_ONES, _NUM_ONES, like, lambda: xp.ones(_NUM_ONES, like.dtype))
-    return made[:count]
-
-
-def pad_rows(xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, axis: int = 0) -> Array:
-    """Copy rows `rows` of the padded image to scratch memory.
-
-    x: (..., H, W, ...) with H at `axis`   result: (..., rows, padded W, ...)
-    """
-    height, width = at.image
-    top, left = at.before
-    first, last = rows
-    # The rows low … high of the image become the rows begin … end of the result.
-    low, high = min(max(first - top, 0), height), min(max(last - top, 0), height)
-    shape = (*x.shape[:axis], last - first, at.padded[1], *x.shape[axis + 2 :])
-    padded = scratch.get(xp, name, shape, x)
-    begin, end = (low + top - first, high + top - first) if low < high else (0, 0)
-    before = (slice(None),) * axis
-    if not isinstance(x, np.ndarray):  # two kernels instead of one for each border
-        padded.fill(0)
-        padded[(*before, slice(begin, end), slice(left, left + width))] = x[(*before, slice(low, high))]
-        return padded
-    # Scratch has arbitrary content: fill the border only, and copy the image once.
-    padded[(*before, slice(None, begin))] = 0
-    padded[(*before, slice(end, None))] = 0
-    inner = (*before, slice(begin, end))
-    if left:
-        padded[(*inner, slice(None, left))] = 0
-    if at.padded[1] > left + width:
-        padded[(*inner, slice(left + width, None))] = 0
-    padded[(*inner, slice(left, left + width))] = x[(*before, slice(low, high))]
-    return padded

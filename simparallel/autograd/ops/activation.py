@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from simparallel.arrays.host.erf import erf
 from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
@@ -45,7 +43,7 @@ class GELU(AbstractFloatUnary):
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         # In float16, x ** 3 overflows from x = 41 on.
         wide = wider(dtype)
-        work = [xp.empty_like(x, dtype=wide) for _ in range(2)] if isinstance(x, np.ndarray) else [None, None]
+        work = ctx.arrays.temporaries(2, x, wide)
         settings = {"is_exact": self.approximate == "none", "wide": wide, "dtype": dtype}
         if not ctx.needs[0]:
             return fused(xp, _gelu, **settings, has_slope=False)(x, *work)[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.arrays.cuda.capture import from_host, running
+from simparallel.arrays.captures import running
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
@@ -71,7 +71,7 @@ class Dropout(Op):
             later = 0 if capture is None else capture.draws_since(self.stream)
             return mask(self.seed, self.stream, number + later, self.p, tuple(size), tuple(offset), x.shape, x)
 
-        ctx.keep = from_host(draw, x)
+        ctx.keep = ctx.arrays.from_host(draw, x)
         return self._apply(ctx, x)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

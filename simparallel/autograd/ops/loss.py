@@ -191,7 +191,7 @@ class CrossEntropy(AbstractLabelLoss):
             ctx.weight = weight = weight.astype(dtype, copy=False)
             sums[2] = picked.of(ctx, weight, num_rows)
         if smoothing:
-            sums[-2] = shifted[0].sum(axis=1) if weight is None else shifted[0] @ weight
+            sums[-2] = shifted[0].sum(axis=1) if weight is None else ctx.arrays.matmul(shifted[0], weight)
             sums[-1] = num_local if weight is None else weight.sum()
         sums = ctx.sum_over("v", sums)
 
@@ -318,7 +318,7 @@ class SoftmaxCrossEntropyWithLogits(Op):
         shifted = xp.subtract(logits, largest, dtype=dtype)
         exps = xp.exp(shifted)
         ctx.labels = labels
-        sums = xp.stack([exps.sum(axis=1), xp.einsum("nv,nv->n", shifted, labels), labels.sum(axis=1)])
+        sums = xp.stack([exps.sum(axis=1), ctx.arrays.einsum("nv,nv->n", shifted, labels), labels.sum(axis=1)])
         sums = ctx.sum_over("v", sums)
         ctx.label_sum, log_total = sums[2], xp.log(sums[0])
         losses = log_total * sums[2] - sums[1]

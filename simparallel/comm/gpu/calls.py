@@ -20,7 +20,7 @@ from typing import Any
 
 from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.arrays.cuda.device import Gpu
-from simparallel.arrays.cuda.ranges import named_range
+from simparallel.arrays.seam import named_range
 from simparallel.backend import Array, gpu_of
 from simparallel.clock.notes import note_once
 from simparallel.comm.blocks import exchange_objects

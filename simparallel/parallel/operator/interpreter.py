@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from simparallel import collectives
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Context, Op, Redistribute, Tensor, running_backward
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import Node, Reversible, grad_mode
@@ -212,7 +213,7 @@ class ShardContext(Context):
     """The context of an op that runs on slices: its reductions are collectives over the groups of the cut."""
 
     def __init__(self, runner: Runner, needs: tuple[bool, ...], arrays: Sequence[Array]) -> None:
-        self.xp, self.needs, self.plan = get_namespace(*arrays), needs, runner.plan
+        super().__init__(arrays_of(*arrays), needs, runner.plan)
         self._runner = runner
 
     def sum_over(self, dims: str, x: Array, group_size: int | None = None) -> Array:

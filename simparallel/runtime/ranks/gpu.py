@@ -42,5 +42,5 @@ def on_gpu(communicator: Communicator, recorder: GpuRecorder, memory_bytes: int 
         recorder.start(gpu)
         gpu.memory.account = recorder.memory
         gpu.memory.limit_to(memory_bytes)
-        communicator.gpu = GpuCalls(communicator, gpu)
+        communicator.media[gpu.xp.ndarray] = GpuCalls(communicator, gpu)
         yield gpu

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from simparallel.arrays.cuda.recorder import GpuRecorder
 from simparallel.backend import finish_checks, get_float32_matmul_precision, random_state, set_float32_matmul_precision
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.comm import Communicator, current, use_communicator
@@ -102,8 +101,13 @@ def play_rank(
     set_float32_matmul_precision(settings.matmul_precision)
     begin_settings()
     _teller.tell = tell
-    kind, memory_bytes = recorder_type if settings.array == "numpy" else GpuRecorder, settings.memory_bytes
-    recorder = kind(transport.rank, settings.cluster, record=settings.record, memory_bytes=memory_bytes)
+    memory_bytes = settings.memory_bytes
+    on_device: Any = None
+    if settings.array != "numpy":
+        from simparallel.runtime.ranks.gpu import GpuRecorder, on_gpu  # few runs have GPUs
+
+        recorder_type, on_device = GpuRecorder, on_gpu
+    recorder = recorder_type(transport.rank, settings.cluster, record=settings.record, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, settings.algorithm, medium)
     outcome = Outcome(transport.rank)
     gpu = None
@@ -111,10 +115,8 @@ def play_rank(
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, ExitStack() as stack:
         try:
-            if isinstance(recorder, GpuRecorder):
-                from simparallel.runtime.ranks.gpu import on_gpu  # few runs have GPUs
-
-                gpu = stack.enter_context(on_gpu(communicator, recorder, memory_bytes))
+            if on_device is not None:
+                gpu = stack.enter_context(on_device(communicator, recorder, memory_bytes))
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
             finish(communicator)
@@ -124,10 +126,10 @@ def play_rank(
             # Publish the failure at once, so that ranks that wait for this one raise.
             outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
-            if communicator.gpu is not None:
+            for calls in communicator.media.values():
                 # The failure is published already; an error of NCCL's abort adds nothing.
                 with suppress(Exception):
-                    communicator.gpu.abort()
+                    calls.abort()
         outcome.memory = recorder.memory_summary()
         if gpu is not None:
             outcome.memory["measured"] = gpu.memory.summary()
@@ -146,8 +148,8 @@ def finish(communicator: Communicator, last_words: str = "") -> None:
     # A collective that `sys.exit` interrupted raises SystemExit again here.
     with _normal_exit():
         communicator.finish()
-    if communicator.gpu is not None:
-        communicator.gpu.finish()
+    for calls in communicator.media.values():
+        calls.finish()
     finish_checks()
     if last_words:
         communicator.transport.write_last_words(last_words)
