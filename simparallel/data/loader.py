@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ class DataLoader:
     """
 
     __repr__ = format_object
+    __class_getitem__: Any = classmethod(GenericAlias)
 
     def __init__(
         self,
@@ -145,11 +147,12 @@ class DataLoader:
         self._epoch = epoch + 1
         start, self._start = self._start, 0
         # Draw the order here, not at the first batch: every started loop counts as an epoch.
-        if isinstance(self.sampler, Sampler):
-            # Our samplers skip `start` samples of all ranks; other iterables skip their own items.
+        if getattr(type(self.sampler), "__iter__", None) is Sampler.__iter__:
+            # Skips `start` samples of all ranks.
             order = self.sampler.remaining(start)
         else:
-            order = np.fromiter(self.sampler, dtype=np.int64)[start:]
+            # An order of the user's own skips this rank's share of them.
+            order = np.fromiter(self.sampler, dtype=np.int64)[start // getattr(self.sampler, "num_replicas", 1) :]
         return self._placed(order, epoch, start)
 
     def iterate(self, start: int = 0) -> Iterator[Any]:

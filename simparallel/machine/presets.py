@@ -70,7 +70,7 @@ def _nccl(gpus: str, cpus: str, **fields: Any) -> Nccl:
     sources = {
         "gpus": "data sheet",
         "cpus": "data sheet",
-        "call_s": "assumed: what nccl-tests on BM.GPU4.8 take beyond the tuner's model (tests/machine/nccl_all_reduce.json)",
+        "call_s": "assumed: what nccl-tests on BM.GPU4.8 take beyond the model (tests/machine/nccl_all_reduce.json)",
         "network_latency_s": "assumed: aws/aws-ofi-nccl @2daf7d3, platform-aws.cpp",
         "protocols": "assumed: EFA does not keep the order of 128 bytes, on which LL128 relies",
         "is_pcie": "data sheet",
