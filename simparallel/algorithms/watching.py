@@ -75,10 +75,10 @@ class Watched:
 
 
 class _Watcher(Actor):
-    """A position that notes its messages, and its vector after each step."""
+    """A position that records its messages, and its vector after each step."""
 
-    def __init__(self, rank: int, size: int, post: Any, x: np.ndarray) -> None:
-        super().__init__(rank, size, post)
+    def __init__(self, rank: int, size: int, matcher: Any, x: np.ndarray) -> None:
+        super().__init__(rank, size, matcher)
         self.messages: list[ChunkMessage] = []
         self.states = [x.copy()]
         self._x = x
@@ -96,7 +96,7 @@ class _Watcher(Actor):
 
 
 def watch(algorithm: str, op: str = "all_reduce", num_ranks: int = 4, root: int = 0) -> Watched:
-    """Run one collective in this thread, and note each message and each rank's vector after each step.
+    """Run one collective in this thread, and record each message and each rank's vector after each step.
 
     Args:
         algorithm: such as "ring", "tree", "halving_doubling", "naive".
@@ -129,11 +129,11 @@ def watch(algorithm: str, op: str = "all_reduce", num_ranks: int = 4, root: int 
     rest: tuple[Any, ...] = rooted.get(op, (combine,) if _WATCHED[op] else ())
     watchers: list[_Watcher] = []
 
-    def seat(rank: int, size: int, post: Any) -> _Watcher:
-        watchers.append(_Watcher(rank, size, post, vectors[rank]))
+    def make_actor(rank: int, size: int, matcher: Any) -> _Watcher:
+        watchers.append(_Watcher(rank, size, matcher, vectors[rank]))
         return watchers[-1]
 
-    play(algorithm, op, [(x, *rest) for x in vectors], seat)
+    play(algorithm, op, [(x, *rest) for x in vectors], make_actor)
     for watcher, x in zip(watchers, vectors, strict=True):
         # Some algorithms write their result after the last step.
         watcher.states[-1] = x.copy()

@@ -183,7 +183,7 @@ def _launcher() -> CheckResult:
         found = identify(os.environ)
     except SimParallelError as error:
         return CheckResult("launcher", FALLBACK, f"sp.init() refuses this process: {str(error).removeprefix('init: ')}")
-    return CheckResult("launcher", OK, f"rank {found.rank} of {found.world_size or 'several'} by {found.told_by}")
+    return CheckResult("launcher", OK, f"rank {found.rank} of {found.world_size or 'several'} by {found.source}")
 
 
 def _version(*distributions: str) -> str:

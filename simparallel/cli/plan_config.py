@@ -49,15 +49,15 @@ def main(options: argparse.Namespace, cluster: ClusterSpec, progress: Callable[[
     at_least_one(global_batch=batch, length=options.length)
     shape = read_config(options.config, options.length)
     plans = transformer_plans(shape, cluster, batch, options.dtype or "bfloat16", progress=progress)
-    told = [_told(plan) for plan in plans]
+    dicts = [_to_dict(plan) for plan in plans]
     if options.out:
-        write_atomically(options.out, json.dumps(told, indent=1).encode())
-    print(json.dumps(told, indent=1) if options.json else _text(plans, options.config))
+        write_atomically(options.out, json.dumps(dicts, indent=1).encode())
+    print(json.dumps(dicts, indent=1) if options.json else _text(plans, options.config))
     if options.out and not options.json:
         print(f"written: {options.out}")
 
 
-def _told(predicted: TransformerPrediction) -> dict[str, Any]:
+def _to_dict(predicted: TransformerPrediction) -> dict[str, Any]:
     """Return a plan by the arguments of `predict_transformer`, and what it predicts."""
     plan = predicted.plan
     return {

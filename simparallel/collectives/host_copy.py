@@ -110,13 +110,13 @@ def in_place(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bo
     return copy_back()
 
 
-def check_off_the_tape(op: str, x: Any) -> None:
+def check_needs_no_gradient(op: str, x: Any) -> None:
     """Refuse a Tensor whose gradient would be lost because the result is an array."""
     if isinstance(x, Tensor) and x.requires_grad and grad_mode.enabled:
         function = {"gather": "gather_to", "scatter": "scatter_from"}.get(op, op)
         raise AutogradError(
             f"{op}: returns arrays, which carry no gradient, but this Tensor of shape {x.shape} needs one. "
-            f"Use sp.functions.{function} for a result on the tape, or {op}(x.detach()) for the values."
+            f"Use sp.functions.{function} for a result with a gradient, or {op}(x.detach()) for the values."
         )
 
 
@@ -153,7 +153,7 @@ def filled(op: str, out: Any, communicate: Callable[[Any], Any]) -> Any:
     return result.then(give) if isinstance(result, Work) else give(None)
 
 
-def together(
+def reduce_list(
     xs: Sequence[Any],
     out: Any,
     op: str = "sum",
@@ -212,7 +212,7 @@ def new(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bool = 
     """
     if type(x) is np.ndarray:
         return communicate(x)
-    check_off_the_tape(op, x)
+    check_needs_no_gradient(op, x)
     array = array_of(op, x)
     wait_for(device_of(x))
     if on_gpu or isinstance(array, np.ndarray):

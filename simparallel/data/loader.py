@@ -72,7 +72,7 @@ class DataLoader:
         # The number of samples, over all ranks, that the next loop skips.
         self._start = 0
         # Position of the running loop: its epoch, and the samples done over all ranks.
-        self._place: list[int] | None = None
+        self._position: list[int] | None = None
         if transform is not None and collate_fn is not None:
             raise InputError(
                 "DataLoader: transform and collate_fn exclude each other; apply the transform in collate_fn."
@@ -116,7 +116,7 @@ class DataLoader:
         Samples are counted over all ranks, so that another number of ranks, or another batch size, can
         resume the rest of the epoch. A loop left by `break` is not resumed.
         """
-        epoch, position = self._place or (self.epoch, self._start)
+        epoch, position = self._position or (self.epoch, self._start)
         state: dict[str, Any] = {"epoch": epoch, "position": position}
         if hasattr(self.sampler, "state_dict"):
             state["sampler"] = self.sampler.state_dict()
@@ -140,7 +140,7 @@ class DataLoader:
             self.sampler.load_state_dict(state_dict["sampler"])
         self.set_epoch(epoch)
         # After set_epoch, which may clear the position.
-        self._start, self._place = position, None
+        self._start, self._position = position, None
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
@@ -153,7 +153,7 @@ class DataLoader:
         else:
             # An order of the user's own skips this rank's share of them.
             order = np.fromiter(self.sampler, dtype=np.int64)[start // getattr(self.sampler, "num_replicas", 1) :]
-        return self._placed(order, epoch, start)
+        return self._track(order, epoch, start)
 
     def iterate(self, start: int = 0) -> Iterator[Any]:
         """Iterate over the next epoch's batches, from batch `start` on. Skipped batches are not computed."""
@@ -161,23 +161,23 @@ class DataLoader:
         self._start = start * self.batch_size * getattr(self.sampler, "num_replicas", 1)
         return iter(self)
 
-    def _placed(self, order: np.ndarray, epoch: int, start: int) -> Iterator[Any]:
+    def _track(self, order: np.ndarray, epoch: int, start: int) -> Iterator[Any]:
         """Yield the batches, and keep the position for `state_dict`."""
-        self._place = place = [epoch, start]
+        self._position = position = [epoch, start]
         step = self.batch_size * getattr(self.sampler, "num_replicas", 1)
         try:
             # Report the epoch as used only when a second batch is requested: a look at one batch does not count.
             for batch in self._batches(order, epoch):
-                if place[1] > start:
+                if position[1] > start:
                     self._went_on(epoch)
                 # Before the yield: when the caller saves inside its loop, this batch counts as done.
-                place[1] += step
+                position[1] += step
                 yield batch
             self._went_on(epoch)
         finally:
-            if self._place is place:
+            if self._position is position:
                 # Otherwise another loop has started since, and the position is its own.
-                self._place = None
+                self._position = None
 
     def _went_on(self, epoch: int) -> None:
         if isinstance(self.sampler, Sampler):
@@ -281,8 +281,8 @@ def _collated(path: str, values: Sequence[Any]) -> Any:
     kind = _kind(values[0])
     for i, value in enumerate(values):
         if _kind(value) is not kind:
-            told = f"a {type(values[0]).__name__} in sample 0 of the batch and a {type(value).__name__} in sample {i}"
-            raise InputError(f"default_collate: {_field(path)} is {told}; all samples must have the same structure.")
+            types = f"a {type(values[0]).__name__} in sample 0 of the batch and a {type(value).__name__} in sample {i}"
+            raise InputError(f"default_collate: {_field(path)} is {types}; all samples must have the same structure.")
     if kind is str:
         return list(values)
     if kind is dict:

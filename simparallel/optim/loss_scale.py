@@ -211,7 +211,7 @@ class GradScaler:
         self._stepped: set[int] = set()  # ids of optimizers that have stepped since `update`
 
     def scale(self, loss: Any) -> Any:
-        """Return loss * scale, on the tape; for a list or tuple of losses, one of the scaled losses.
+        """Return loss * scale, with gradients; for a list or tuple of losses, one of the scaled losses.
 
         If the manager drops steps that overflow, a finite loss times the scale may be infinite: its gradients are then
         infinite too, and the step is skipped.

@@ -62,7 +62,7 @@ def settings_among(arguments: Mapping[str, Any]) -> Group:
 
 
 def call_closure(closure: Callable[[], Any] | None) -> Any:
-    """Call the closure with the tape on and return its result; None without one."""
+    """Call the closure with gradients enabled and return its result; None without one."""
     if closure is None:
         return None
     with enable_grad():
@@ -89,7 +89,7 @@ class _GroupPlan:
 
 
 class StageParameters(list[Any]):
-    """The parameters of this rank's stages of a pipeline: a stage without parameters, as of an activation, is legal."""
+    """The parameters of this rank's pipeline stages. May be empty: a stage that is only an activation has none."""
 
 
 class Optimizer:
@@ -245,7 +245,7 @@ class Optimizer:
         """Update every parameter that has a gradient in `.grad`.
 
         Args:
-            closure: called first, with the tape on; it computes the gradients, and returns the loss.
+            closure: called first, with gradients enabled; it computes the gradients, and returns the loss.
 
         Returns:
             The result of the closure; None without one.

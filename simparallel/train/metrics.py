@@ -194,9 +194,9 @@ class _ClassCounts(Metric):
 
     def sums(self, *inputs: np.ndarray) -> np.ndarray:
         scores, labels = _pair(self._name, inputs)
-        labels, said = _labels(self._name, scores, labels).ravel(), scores.argmax(axis=1).ravel()
+        labels, predicted = _labels(self._name, scores, labels).ravel(), scores.argmax(axis=1).ravel()
         num_classes = scores.shape[1]
-        counts = [labels[labels == said], said, labels]
+        counts = [labels[labels == predicted], predicted, labels]
         counted = np.stack([np.bincount(c, minlength=num_classes) for c in counts]).astype(np.float64)
         # Row 0 is the number of samples, the same for each class: all sums need one shape.
         return np.concatenate([np.full((1, num_classes), float(labels.size)), counted])

@@ -99,10 +99,10 @@ def init_if_described() -> None:
 def note_if_alone(who: str) -> None:
     """Note once that this process works alone, although its environment says that it is one of several."""
     if found := _unjoined_run():
-        told = " ".join(f"{name}={text}" for name, text in found.items())
+        variables = " ".join(f"{name}={text}" for name, text in found.items())
         note_once(
-            f"{who}: this process is one of several by its environment ({told}), but it never called init(), and so "
-            "trains alone. Call init() first, or unset these variables."
+            f"{who}: this process is one of several by its environment ({variables}), but it never called init(), and "
+            "so trains alone. Call init() first, or unset these variables."
         )
 
 

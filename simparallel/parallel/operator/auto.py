@@ -242,7 +242,7 @@ def cut_by_context(searches: bool = False) -> partial[AutoParallel] | None:
             training gave to the parameters.
     """
     parallel_mode = context.get_auto_parallel_context("parallel_mode")
-    if parallel_mode not in context.CUTTING_MODES:
+    if parallel_mode not in context.SHARDED_MODES:
         return None
     how = "semi_auto"
     if searches and parallel_mode == context.ParallelMode.AUTO_PARALLEL:

@@ -225,7 +225,7 @@ def _explained(op: Op, rule: str, device_num: int, error: SimParallelError) -> S
     """Return the error with the op, its strategy and its rule, and the nearest legal strategies."""
     text = f"{op.described}: {error}"
     if isinstance(error, StrategyError) and op.in_strategy is not None:
-        legal = suggest.words(error.facts.get("nearest", ()))
+        legal = suggest.format_strategies(error.facts.get("nearest", ()))
         text = (
             f"{op.described}, strategy {op.in_strategy!r} on {device_num} devices: {error} Its dims: {rule}."
             f"{f' Nearest legal strategies: {legal}.' if legal else ''}"

@@ -30,14 +30,14 @@ Tell = Callable[[dict[str, Any]], None]
 # Arguments of the EOFError that `input()` raises.
 _END_OF_INPUT = ("EOF when reading a line",)
 # Interval of progress messages: one costs more than a small step, and users do not read faster.
-TELL_EVERY_S = 0.1
+PROGRESS_EVERY_S = 0.1
 
 
-class _Teller(RankLocal):
+class _ToLauncher(RankLocal):
     tell: Tell | None = None
 
 
-_teller = _Teller()
+_to_launcher = _ToLauncher()
 
 
 @dataclass
@@ -100,7 +100,7 @@ def play_rank(
     random_state.seed = settings.seed
     set_float32_matmul_precision(settings.matmul_precision)
     begin_settings()
-    _teller.tell = tell
+    _to_launcher.tell = tell
     memory_bytes = settings.memory_bytes
     on_device: Any = None
     if settings.array != "numpy":
@@ -217,7 +217,7 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     # One bar for the run: rank 0 reports. Outside of a run tqdm draws it here.
-    tell = _teller.tell
+    tell = _to_launcher.tell
     if tell is None and current().world_size == 1:
         from tqdm import tqdm
 
@@ -225,14 +225,14 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
     if tell is None or current().rank != 0:
         yield from iterable
         return
-    done = told = 0
-    told_s = -TELL_EVERY_S
+    done = reported = 0
+    reported_s = -PROGRESS_EVERY_S
     for item in iterable:
         yield item
         done += 1
-        if time.monotonic() - told_s >= TELL_EVERY_S:
+        if time.monotonic() - reported_s >= PROGRESS_EVERY_S:
             tell({"kind": "progress", "description": description, "done": done, "total": total})
-            told, told_s = done, time.monotonic()
+            reported, reported_s = done, time.monotonic()
     # The last items may have come within the interval.
-    if told < done:
+    if reported < done:
         tell({"kind": "progress", "description": description, "done": done, "total": total})

@@ -80,10 +80,10 @@ def load_checkpoint(
             raise CheckpointError(f"{path} has nothing of this {type(net).__name__}: {holds}.", path=str(path))
         if missing or unused:
             who = type(bare(net)).__name__
-            told = [f"it has nothing for {listed(missing)} of {who}"] if missing else []
-            told += [f"{who} has nothing called {listed(sorted(unused))}"] if unused else []
+            problems = [f"it has nothing for {listed(missing)} of {who}"] if missing else []
+            problems += [f"{who} has nothing called {listed(sorted(unused))}"] if unused else []
             hint = "strict_load=True makes this an error; load_param_into_net returns the names instead."
-            warnings.warn(f"{path}: {'; '.join(told)}. {hint}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{path}: {'; '.join(problems)}. {hint}", RuntimeWarning, stacklevel=2)
     return arrays
 
 

@@ -56,12 +56,12 @@ class RankBarrier:
         if error is not None:
             prefix = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
             value, failure = None, (f"{prefix}{error}", getattr(error, "path", None))
-        told = self.communicator.all_gather_object((failure, value), self.group)
-        ranks = [rank for rank, (failed, _) in zip(self.group.ranks, told, strict=True) if failed]
+        gathered = self.communicator.all_gather_object((failure, value), self.group)
+        ranks = [rank for rank, (failed, _) in zip(self.group.ranks, gathered, strict=True) if failed]
         if not ranks:
-            return [given for _, given in told]
+            return [given for _, given in gathered]
         # The first failed rank speaks for all, so the text is the same on every rank.
-        text, path = next(failed for failed, _ in told if failed)
+        text, path = next(failed for failed, _ in gathered if failed)
         if self.size > 1:
             text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"
         raise CheckpointError(text, path=path, ranks=tuple(ranks)) from error
