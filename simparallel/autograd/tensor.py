@@ -612,7 +612,7 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
     # Reading the value waits for the device, and refuses a slice.
     if check_finite or root.placement is not None:
         seen = root._seen("backward")
-        value = to_host(seen).item()
+        value = seen.item() if isinstance(seen, np.ndarray) else to_host(seen).item()
         if check_finite and type(data) not in DRY_TYPES and not math.isfinite(abs(value)):
             _check_finite(root, value, scale)
     return xp.ones(data.shape, dtype=data.dtype)
