@@ -355,9 +355,11 @@ def _forget(memory: _Memory) -> None:
 
 def _addresses(array: Array) -> tuple[int, int] | None:
     """Return the first address of an array and the one past its end; None if they are unknown."""
-    if not isinstance(array, np.ndarray):
+    # Arrays on a GPU have none.
+    interface = getattr(array, "__array_interface__", None)
+    if interface is None:
         return None
-    first = last = array.__array_interface__["data"][0]
+    first = last = interface["data"][0]
     # A negative stride reaches back from the first element.
     for size, stride in zip(array.shape, array.strides, strict=True):
         step = (size - 1) * stride
@@ -386,7 +388,8 @@ def _check_unchanged(node: Node) -> None:
 
 
 def _may_overlap(a: Array, b: Array) -> bool:
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
+    spans = _addresses(a), _addresses(b)
+    return None not in spans and _overlap(*spans)
 
 
 def _uses(node: Node, i: int) -> bool:

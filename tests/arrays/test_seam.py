@@ -42,14 +42,14 @@ def questions(tree: ast.AST) -> list[str]:
 
 
 def test_autograd_does_not_fork_on_types_of_arrays() -> None:
-    """What is left: arguments that may be arrays, addresses in host memory, and the value of a loss."""
+    """What is left: an argument that may be an array, and the value of a loss, which every step reads."""
     found = {file: places for file, tree in TREES.items() if file.startswith("autograd/") and (places := forks(tree))}
-    assert sum(map(len, found.values())) <= 5, found
+    assert sum(map(len, found.values())) <= 2, found
 
 
 def test_kernels_do_not_fork_on_types_of_arrays() -> None:
     found = {file: places for file, tree in TREES.items() if file.startswith("arrays/") and (places := forks(tree))}
-    assert sum(map(len, found.values())) <= 1, found
+    assert sum(map(len, found.values())) <= 2, found
 
 
 def test_few_files_ask_for_gpus() -> None:

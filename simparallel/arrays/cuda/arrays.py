@@ -25,8 +25,8 @@ CHUNK_BYTES = 256 << 20
 _NUM_ONES = 1 << 16
 # The longest word that a thread copies at once.
 _WORD_BYTES = 16
-# For fewer scores, products give NumPy's bits, but start ten kernels.
-_MANY_SCORES = 1 << 16
+# For fewer elements, a product with ones gives NumPy's bits.
+_MANY_ELEMENTS = 1 << 16
 # Taps of a window in one kernel, because CUDA limits the arguments of a kernel to 4,096 bytes: 80 for each array.
 _MOST_TAPS = 16
 
@@ -97,7 +97,7 @@ class CudaArrays(HostArrays):
         return x, mean, self.xp.empty_like(x), self.sums_of_channels(normalize.squared_distances, [x], [mean])[0][0]
 
     def column_sums(self, x: Array) -> Array:
-        is_large = x.size >= _MANY_SCORES and x.flags.c_contiguous
+        is_large = x.size >= _MANY_ELEMENTS and x.flags.c_contiguous
         return row_sums(itself, [x])[0] if is_large else super().column_sums(x)
 
     def column_products(self, x: Array, y: Array) -> Array:

@@ -29,7 +29,10 @@ def matmul(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
         a, b = (x[0] if x.ndim == out.ndim else x for x in (a, b))
         matmul(xp, a, b, out[0])
         return out
-    return xp.matmul(a, b, out=out) if running.capture is None else product(xp, a, b, out)
+    if running.capture is not None:
+        return product(xp, a, b, out)
+    # CuPy's operator starts sooner than its function.
+    return a @ b if out is None else xp.matmul(a, b, out=out)
 
 
 def einsum(xp: Any, equation: str, *operands: Array, **settings: Any) -> Array:
