@@ -40,6 +40,7 @@ FLOORS = (
     {"functions", "nn"},
     {"models", "parallel.ddp", "parallel.replicas"},
     {"parallel.operator"},
+    {"parallel.sharded"},
     {"parallel"},
     {"runtime.*"},
     {"runtime.ranks"},

@@ -36,12 +36,14 @@ class Reversible:
         accumulates: it has one input, contributes to a part of its gradient, and uses `ctx.accumulate_into`.
         fills_grad_buffers: it uses `ctx.gradient` or `ctx.grad_buffers`.
         is_product: it is a product of its first two inputs: backward reads each only for the gradient of the other.
+        runs_modules: its backward runs code of modules again.
         consumed: what to say where backward arrives a second time.
     """
 
     accumulates = False
     fills_grad_buffers = False
     is_product = False
+    runs_modules = False
     consumed = (
         "the graph behind {op!r} was consumed by an earlier backward; run the forward pass again, or pass "
         "retain_graph=True the first time."

@@ -133,6 +133,8 @@ def _as_leaves(sources: Sequence[Tensor], arrays: Sequence[Array]) -> Iterator[N
 class _Recompute(Reversible):
     """The op, in the autograd graph, of a part that backward recomputes."""
 
+    runs_modules = True
+
     def __init__(self, part: Callable[..., Tensor]) -> None:
         self._part = part
 

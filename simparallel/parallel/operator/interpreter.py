@@ -391,7 +391,7 @@ class Runner(Reversible):
         return repr(self.op)
 
 
-class _Sharded(NamedInterpreter):
+class ShardedInterpreter(NamedInterpreter):
     """The interpreter of ops with a sharded input; in automatic mode of all ops, which then shard plain inputs."""
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -451,7 +451,7 @@ class _Sharded(NamedInterpreter):
         return relabelled(x, None, partial(sharder().carry, source=lies, target=place.gradient, phase="backward"))
 
 
-SHARDED = _Sharded("SHARDED")
+SHARDED = ShardedInterpreter("SHARDED")
 
 
 class _Relabel(Reversible):

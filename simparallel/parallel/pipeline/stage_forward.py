@@ -191,6 +191,10 @@ class StageForward(AbstractInterpreter):
             return mark.stage
         return self.stage if self._own.get(id(x)) is x else EVERYWHERE
 
+    @property
+    def is_elsewhere(self) -> bool:  # type: ignore[override]
+        return self._around != EVERYWHERE
+
     # --- ops and children -----------------------------------------------------------------------------
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
