@@ -231,15 +231,15 @@ _NEG, _CLONE, _ABS, _SIGMOID, _RELU = Neg(), Clone(), Abs(), Sigmoid(), ReLU()
 
 
 @function("add __add__ __radd__ __iadd__")
-def add(a: Any, b: Any) -> Tensor:
-    """Return a + b, broadcast."""
-    return _ADD(*operands(a, b))
+def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
+    """Return a + alpha * b, broadcast."""
+    return _ADD(*operands(a, b if alpha == 1 else as_tensor(b) * alpha))
 
 
 @function("sub __sub__ __rsub__ __isub__")
-def sub(a: Any, b: Any) -> Tensor:
-    """Return a - b, broadcast."""
-    return _SUB(*operands(a, b))
+def sub(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
+    """Return a - alpha * b, broadcast."""
+    return _SUB(*operands(a, b if alpha == 1 else as_tensor(b) * alpha))
 
 
 @function("mul __mul__ __rmul__ __imul__")

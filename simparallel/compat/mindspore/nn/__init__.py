@@ -18,6 +18,7 @@ from simparallel.errors import InputError
 from simparallel.nn import (
     AdaptiveAvgPool2d,
     BCEWithLogitsLoss,
+    Dropout2d,
     Flatten,
     HuberLoss,
     Identity,
