@@ -86,7 +86,7 @@ class World(Ranks):
 
     def __init__(self, transport: str, **settings: Any) -> None:
         super().__init__(transport, **settings)
-        self.max_size, self.examples = (5, 50) if transport == "inline" else (4, 10)
+        self.max_size, self.examples = (5, 30) if transport == "inline" else (4, 6)
         # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are
         # for ranks that do not communicate, could be faster; with this delay they do not hide a fault.
         _open_worlds.append(self)

@@ -517,10 +517,20 @@ def repeated() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "phase",
-    ["reduce", *(pytest.param(p, marks=pytest.mark.matrices) for p in ("enter", "published", "leave", "returned"))],
+    ("link", "phase"),
+    [
+        ("ipc", "reduce"),
+        # Each phase, and each link at several; the other pairs with all faults.
+        *(
+            pytest.param(
+                link, phase, marks=pytest.mark.matrices if (link == "nccl") is (i % 2 == 0) else pytest.mark.faults
+            )
+            for i, phase in enumerate(("enter", "published", "reduce", "leave", "returned"))
+            for link in ("nccl", "ipc")
+            if (link, phase) != ("ipc", "reduce")
+        ),
+    ],
 )
-@pytest.mark.parametrize("link", [pytest.param("nccl", marks=pytest.mark.matrices), "ipc"])
 def test_death_at_any_phase_is_told(link: str, phase: str) -> None:
     """The others raise, and name the rank; the next run on fresh ranks works."""
     with linked(link), sp.Cluster(SIZE, array="cupy", echo=False, timeout_s=30) as cluster:
