@@ -110,6 +110,9 @@ class TwoAccounts(MemoryAccount):
     def hold_scratch(self, array: Any) -> None:
         super().hold(array, BUFFERS)
 
+    def keep(self, owner: Any, arrays: Iterable[Array]) -> None:
+        self.described.keep(owner, arrays)
+
 
 class WorkRecorder(TwoClockRecorder):
     """A recorder that also sums the time that the flops of the work take at the peak for their own dtypes.
