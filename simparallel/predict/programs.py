@@ -155,6 +155,11 @@ class WorkRecorder(TwoClockRecorder):
         at_peak_ps = min(self._at_peak_of[id(price)], self.clock_ps[COMPUTE] - start_ps)
         self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
 
+    @property
+    def software_peak_bytes(self) -> int:
+        """The peak of the memory with the software of the device."""
+        return self.memory.described.peak if isinstance(self.memory, TwoAccounts) else self.memory.peak
+
     def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
         memory = self.memory
         if isinstance(memory, TwoAccounts):

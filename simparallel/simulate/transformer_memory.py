@@ -97,9 +97,7 @@ def looped_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Sc
     Raises:
         InputError: an unknown schedule, one with another placement of the stages, or not for these numbers.
     """
-    made = pipeline_schedule(
-        "interleaved_1f1b" if name == "1f1b" and chunks > 1 else name, ranks, microbatches, chunks
-    )
+    made = pipeline_schedule("interleaved_1f1b" if name == "1f1b" and chunks > 1 else name, ranks, microbatches, chunks)
     if made.placement != LOOP:
         raise InputError(
             f"schedule={name!r} has a placement {made.placement!r} of its stages; a transformer is predicted with "
