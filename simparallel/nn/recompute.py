@@ -15,6 +15,7 @@ from typing import Any
 from simparallel.autograd import Tensor, run_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode, is_written_since
 from simparallel.backend import Array, random_state
+from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
 from simparallel.machine.devices import current_device
 from simparallel.nn.amp import hidden_casts, hiding
@@ -88,7 +89,9 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
         position=position,
         **{f"source_{i}": x.data for i, x in enumerate(sources)},
     )
-    return y._like(y.data, Node(_Recompute(part), context, sources))  # type: ignore[arg-type]
+    op = _Recompute(part)
+    observer_of(y._device).memory.keep(op, [x.data for x in needed.values()])
+    return y._like(y.data, Node(op, context, sources))  # type: ignore[arg-type]
 
 
 def _is_end(x: Tensor, start: int) -> bool:

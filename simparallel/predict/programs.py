@@ -110,6 +110,9 @@ class TwoAccounts(MemoryAccount):
     def hold_scratch(self, array: Any) -> None:
         super().hold(array, BUFFERS)
 
+    def keep(self, owner: Any, arrays: Iterable[Array]) -> None:
+        self.described.keep(owner, arrays)
+
 
 class WorkRecorder(TwoClockRecorder):
     """A recorder that also sums the time that the flops of the work take at the peak for their own dtypes.
@@ -151,6 +154,11 @@ class WorkRecorder(TwoClockRecorder):
         # Measured operations may be faster than the described peak.
         at_peak_ps = min(self._at_peak_of[id(price)], self.clock_ps[COMPUTE] - start_ps)
         self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
+
+    @property
+    def software_peak_bytes(self) -> int:
+        """The peak of the memory with the software of the device."""
+        return self.memory.described.peak if isinstance(self.memory, TwoAccounts) else self.memory.peak
 
     def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
         memory = self.memory

@@ -263,13 +263,12 @@ def worst_memory(
     without, kinds = replace(states, gradient=0), []
     # Of equal stages the first holds most: more of its micro-batches are in flight.
     for stage in plan.like_stages:
-        for done in (plan.chunks,) if keeps_gradients else range(plan.chunks + 1):
-            whole, rest = state_bytes(plan, stage, states), state_bytes(plan, stage, without)
+        whole, rest = state_bytes(plan, stage, states), state_bytes(plan, stage, without)
+        for done in (None,) if keeps_gradients else (0, 1):
+            held = activation_bytes(plan, stage, schedule, software, done)
             kinds.append({
-                "states": round(rest + (whole - rest) * done / plan.chunks),
-                "activations": round(
-                    activation_bytes(plan, stage, schedule, software, 0 if keeps_gradients else done)
-                ),
+                "states": round(whole if done != 0 or plan.chunks > 1 else rest),
+                "activations": round(held),
                 "gathered": round(gathered_bytes(plan, stage, states)),
             })  # fmt: skip
     return max(kinds, key=lambda kind: sum(kind.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,29 @@ def decoder(shape: TransformerShape, recompute: bool = False, dtype: Any = np.fl
     )  # fmt: skip
 
 
+def runnable(plan: TrainingPlan) -> TrainingPlan | None:
+    """Return the plan as `train` runs it, or None if it cannot.
+
+    Replicas exchange their gradients after the last backward pass, and nothing is cut along the sequence.
+    """
+    shape = plan.shape.full
+    is_known = not (shape.num_experts or shape.kv_rank or plan.zero_stage) and plan.context == 1
+    # Each device has whole heads of keys, and as many rows of the table as the others.
+    if (
+        not is_known
+        or plan.recompute == "selective"
+        or shape.num_kv_heads % plan.tensor
+        or shape.vocabulary % plan.tensor
+    ):
+        return None
+    return replace(plan, sequence_parallel=False, overlap_data=False)
+
+
 def train(plan: TrainingPlan, schedule: str = "1f1b", tokens: np.ndarray | None = None, steps: int = 1) -> list[Any]:
     """Train a plan's model on the ranks of this run, and return the losses; each rank makes the same call.
 
     Args:
-        plan: without contexts, experts and sharded states.
+        plan: one that is `runnable`.
         schedule: see `predict_transformer`.
         tokens: (global batch, length + 1); None for zeros.
         steps: their number.

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError
+from simparallel.parallel.pipeline.action import read_cell
 from simparallel.parallel.pipeline.rules import LOOP
 from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
 from simparallel.simulate.transformer import TrainingPlan, check_zero_stage
@@ -95,7 +97,7 @@ def looped_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Sc
     Raises:
         InputError: an unknown schedule, one with another placement of the stages, or not for these numbers.
     """
-    made = pipeline_schedule(name, ranks, microbatches, chunks)
+    made = pipeline_schedule("interleaved_1f1b" if name == "1f1b" and chunks > 1 else name, ranks, microbatches, chunks)
     if made.placement != LOOP:
         raise InputError(
             f"schedule={name!r} has a placement {made.placement!r} of its stages; a transformer is predicted with "
@@ -148,7 +150,7 @@ def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False, software
 
 
 def activation_bytes(
-    plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b", software: str = "fused", done: int = 0
+    plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b", software: str = "fused", done: int | None = None
 ) -> Fraction:
     """Return the peak activation bytes that a device of a stage keeps for the backward pass.
 
@@ -163,7 +165,8 @@ def activation_bytes(
         schedule: "gpipe"; "1f1b", interleaved if the plan has several chunks a device; or another looped schedule of
             `pipeline_schedule`, which holds what its own list says.
         software: of the device, see `DeviceSpec`.
-        done: backward passes of chunks that are over.
+        done: backward passes of chunks that are over, where gradients have no memory before; None where they always
+            have.
 
     Raises:
         InputError: no such stage or schedule.
@@ -175,10 +178,10 @@ def activation_bytes(
     dense, sparse = plan.count_layers(stage)
     each = dense * layer_activation_bytes(plan, software=software)
     each += sparse and sparse * layer_activation_bytes(plan, True, software)
-    in_flight = min(held / (dense + sparse), plan.num_micro_batches - Fraction(done, plan.chunks))
+    in_flight = min(held / (dense + sparse), plan.num_micro_batches - Fraction(done or 0, plan.chunks))
     size = in_flight * each
     if software == "eager":
-        return _eager_peak(plan, stage, schedule, Fraction(each, plan.chunks), in_flight * plan.chunks)
+        return _eager_peak(plan, stage, schedule, Fraction(each, plan.chunks), in_flight * plan.chunks, done)
     if stage == 0 and shape.has_dropout:
         in_flight = plan.num_micro_batches if schedule == "gpipe" else min(plan.num_micro_batches, plan.pipeline)
         size += Fraction(tokens * h * in_flight, whole)
@@ -187,14 +190,16 @@ def activation_bytes(
     return size
 
 
-def _eager_peak(plan: TrainingPlan, stage: int, schedule: str, chunk_bytes: Fraction, held: Fraction) -> Fraction:
+def _eager_peak(
+    plan: TrainingPlan, stage: int, schedule: str, chunk_bytes: Fraction, held: Fraction, done: int | None
+) -> Fraction:
     """Return the peak of activations and gradients beside those of the parameters, on eager software.
 
     Backward makes the gradient of a weight before it adds it to the sum so far, and frees an activation after the
     gradient that needs it. The last stage has its logits in float32, and keeps their logarithms.
 
     Args:
-        plan, stage, schedule: see `activation_bytes`.
+        plan, stage, schedule, done: see `activation_bytes`.
         chunk_bytes: what the blocks of a chunk keep of one micro-batch.
         held: number of chunks that are kept.
     """
@@ -203,19 +208,64 @@ def _eager_peak(plan: TrainingPlan, stage: int, schedule: str, chunk_bytes: Frac
     own = Fraction(item * tokens * h, t if plan.sequence_parallel else 1)
     table = Fraction(item * shape.vocabulary * h, t)
     # The feed-forward part: the gradients of its second weight, of a gate, or of its first weight.
-    block = own + item * inner * max(h, 2 * tokens * shape.is_gated, wide * (h - tokens))
-    if plan.recompute == "full":
-        # The input of the block is kept already.
-        block += -own + layer_activation_bytes(replace(plan, recompute="none"), software="eager")
-    tail = min(held, _chunks_in_flight(plan, stages - 1, schedule)) if stage == plan.pipeline - 1 else 0
+    first_weight = wide * inner * (h - tokens)
+    again = plan.recompute == "full"
+    if again:
+        # A recomputed block delivers the gradients of its weights together. Its input is kept already.
+        recomputed = layer_activation_bytes(replace(plan, recompute="none"), software="eager") - own
+        block = own + max(
+            recomputed + item * (inner * h + max(2 * inner * tokens * shape.is_gated, first_weight)),
+            item * plan.layer_parameters + 2 * own,
+        )
+    else:
+        block = own + item * max(inner * h, 2 * inner * tokens * shape.is_gated, first_weight)
+    if not held:
+        # The last block in backward; it has no gradients of weights yet, and neither has the table.
+        first = plan.layer_parameters * item + table * (stage == 0 and (plan.pipeline > 1 or not shape.is_tied))
+        return max(Fraction(0), chunk_bytes * plan.chunks / sum(plan.count_layers(stage)) + block - first)
+    is_last = stage == plan.pipeline - 1
     logits = Fraction(4 * tokens * shape.vocabulary, t)
-    kept = held * chunk_bytes + tail * (2 * own + logits) + (held - tail) * item * tokens * h
+    backward_of_head = item * logits / 4 + table + own - logits
+    result = item * tokens * h
+    if schedule not in FORMULAS or (plan.chunks > 1 and done is not None):
+        # Between the gradients of inputs and of weights: the inputs of all products, the gradients of their results.
+        late, size, peaks = _late_bytes(plan, stage), Fraction(0), [Fraction(0)]
+        made = looped_schedule(schedule, plan.pipeline, plan.num_micro_batches, plan.chunks)
+        weights = item * plan.layer_parameters * sum(plan.count_layers(stage)) / plan.chunks
+        absent = dict.fromkeys(range(stage, stages, plan.pipeline), weights * (done is not None))
+        for action in chain.from_iterable(read_cell(text, schedule) for text in made.actions[stage]):
+            is_end = action.stage == stages - 1
+            whole = chunk_bytes + (2 * own + logits if is_end else result)
+            kept, before = late + (item * logits / 4 + own) * is_end, size
+            size += {"F": whole, "I": kept - whole, "W": -kept, "B": -whole}[action.kind]
+            extra = {"F": logits * is_end, "I": block + kept - late, "B": block - logits * is_end}.get(action.kind)
+            if extra is None:
+                extra = max(Fraction(item * wide * inner * h), table * is_end)
+            peaks.append(max(before, size) + extra - sum(absent.values()))
+            if action.kind in "WB":
+                layer = weights / (layers := Fraction(sum(plan.count_layers(stage)), plan.chunks))
+                layer *= absent[action.stage] > 0
+                absent[action.stage] = Fraction(0)
+                # The first block of the chunk, which goes back last.
+                last = size + chunk_bytes / layers + block - layer
+                peaks.append(last - sum(absent.values()) if action.kind == "B" else Fraction(0))
+        return max(peaks)
+    tail = min(held, _chunks_in_flight(plan, stages - 1, schedule)) if is_last else 0
+    kept = held * chunk_bytes + tail * (2 * own + logits) + (held - tail) * result
     peaks = [kept + block - logits * (tail > 0)]
     if tail:
-        peaks.append(kept + max(logits, item * logits / 4 + table + own - logits))
+        peaks.append(kept + max(logits, backward_of_head))
     if stage == 0:
         peaks.append(kept - chunk_bytes + table + own)
     return max(peaks)
+
+
+def _late_bytes(plan: TrainingPlan, stage: int) -> Fraction:
+    """Return the bytes that a chunk keeps of one micro-batch for the gradients of its weights alone."""
+    shape, t = plan.shape, plan.tensor
+    each, own = shape.attention_weights(t) + shape.mlp_weights(shape.full.mlp_width, t), plan.shape.width
+    features = sum(weight.inner + weight.columns for weight in each) + 4 * own
+    return Fraction(plan.item_bytes * plan.tokens * features * sum(plan.count_layers(stage)), plan.chunks)
 
 
 def state_bytes(plan: TrainingPlan, stage: int = 0, states: ModelStates = MIXED_ADAM) -> Fraction:
