@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from simparallel.autograd.functions import cast
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.tensor import Tensor
-from simparallel.backend import to_host
+from simparallel.autograd.tensor import Tensor, as_tensor
+from simparallel.autograd.tree_map import change_each
+from simparallel.backend import is_array, to_host
 from simparallel.base.checks import check_flags
 from simparallel.base.units import format_type_of
 from simparallel.comm import current
@@ -22,6 +24,7 @@ from simparallel.nn.deferred import placeholder
 from simparallel.nn.hooks import is_reduced
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
+from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.group import Place, ShardedGroup
@@ -40,6 +43,7 @@ def fully_shard(
     gradient: str = "S",
     state: str = "S",
     reshard_after_forward: bool | None = None,
+    mp_policy: MixedPrecision | None = None,
 ) -> M:
     """Store the parameters of a module, their gradients and their optimizer state in slices over the ranks.
 
@@ -63,6 +67,8 @@ def fully_shard(
             of `no_sync()` wait for the first one after it.
         reshard_after_forward: free the whole parameters after forward, and gather them again in backward. None does so
             for all modules but the outermost one, whose backward begins at once. For parameter "S" only.
+        mp_policy: dtypes to compute and to reduce in: slices keep their dtype, and are gathered in `param_dtype`, in
+            which floating-point inputs arrive, too. Scale the loss for float16, as `MixedPrecision` says.
 
     Returns:
         The module.
@@ -95,10 +101,16 @@ def fully_shard(
         check_flags("fully_shard", {"reshard_after_forward": reshard_after_forward}, ("reshard_after_forward",))
         if reshard_after_forward and letters.keeps_whole:
             raise InputError("fully_shard: reshard_after_forward=True frees parameters, and parameter='R' keeps them.")
+    if mp_policy is not None and (not isinstance(mp_policy, MixedPrecision) or mp_policy.buffer_dtype is not None):
+        raise InputError(
+            f"fully_shard: mp_policy={mp_policy!r} must be a MixedPrecision without buffer_dtype, such as "
+            "MixedPrecision(param_dtype=np.float16)."
+        )
     places = _places(module)
     _check(module, places)
-    group = ShardedGroup(module._path or type(module).__name__, places, Axes(mesh, axis, letters.shards_state), letters)
-    group.reshards = False if letters.keeps_whole or group.axes.shard is None else reshard_after_forward
+    name, axes = module._path or type(module).__name__, Axes(mesh, axis, letters.shards_state)
+    group = ShardedGroup(name, places, axes, letters, mp_policy)
+    group.reshards = False if letters.keeps_whole or axes.shard is None else reshard_after_forward
     order().add(group)
     own = type(module)
     module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__, "__doc__": own.__doc__})
@@ -170,18 +182,20 @@ class FullySharded(Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         group, interpreter = self._sharded, grad_mode.interpreter
         run = super().forward
-        if group.axes.is_alone or self._is_running:
+        if self._is_running or (group.axes.is_alone and group.kept is group.flat):
             return run(*inputs, **kwargs)
         now = order()
         if interpreter is not None and not interpreter.is_elsewhere:
             self._refuse()
         if interpreter is not None:
             # A stage of another rank: its ops read shapes alone.
-            shapes = [Tensor._result(placeholder(shape, group.flat.dtype)) for shape in group.rows.shapes]
+            shapes = [Tensor._result(placeholder(shape, group.dtype)) for shape in group.rows.shapes]
             with self._running(), Use.installed(group, shapes):
                 return run(*inputs, **kwargs)
         is_outermost = not now.depth and mode.ranks is None
         reshards = not is_outermost if group.reshards is None else group.reshards
+        if group.dtype != group.flat.dtype:
+            inputs, kwargs = change_each((inputs, kwargs), self._cast)
         use = Use(group, now)
         # A part that is recomputed is followed by the one before it.
         now.begin(group, "backward" if grad_mode.recomputing else "forward")
@@ -194,6 +208,11 @@ class FullySharded(Module):
         # Backward begins where a recomputed part ends.
         use.end_forward(y, reshards and not grad_mode.recomputing)
         return y
+
+    def _cast(self, x: Any) -> Any:
+        """Return a floating-point input in the dtype of the parameters."""
+        x, dtype = as_tensor(x) if is_array(x) else x, self._sharded.dtype
+        return cast(x, dtype) if isinstance(x, Tensor) and x.dtype.kind == "f" and x.dtype != dtype else x
 
     def _refuse(self) -> None:
         who = "AutoParallel" if mode.automatic else "Pipeline"

@@ -24,6 +24,7 @@ from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
 from simparallel.parallel.ddp.buckets import empty_like
+from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows
@@ -34,12 +35,12 @@ Place = tuple[Module, str]
 
 
 class Gathering(NamedTuple):
-    """An all-gather under way: the slices that it sends, when it began, and what it fills."""
+    """An all-gather under way: the slices that it sends, when it began, and what it fills; no work for one slice."""
 
     sent: Sequence[Array]
     begun: int
     by_rank: Array
-    work: Work
+    work: Work | None
 
 
 class ShardedGroup:
@@ -50,9 +51,12 @@ class ShardedGroup:
         places: each parameter, and the modules and names under which it is used.
         axes: the ranks.
         letters: where parameters, gradients and state are.
+        precision: dtypes to compute and to reduce in; None for that of the parameters.
 
     Attributes:
         parameters: the leaves.
+        dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced.
+        kept: whole parameters that stay from step to step, by tensor; None if each use gathers its own.
         reshards: the whole parameters are freed after forward, and gathered again in backward; None until it is known
             whether this group is the outermost.
         syncs: backward reduces the gradients of forward passes that begin now.
@@ -61,9 +65,22 @@ class ShardedGroup:
         next: "forward" or "backward" -> the group that was used after this one.
     """
 
-    def __init__(self, name: str, places: dict[Parameter, list[Place]], axes: Axes, letters: Letters) -> None:
+    def __init__(
+        self,
+        name: str,
+        places: dict[Parameter, list[Place]],
+        axes: Axes,
+        letters: Letters,
+        precision: MixedPrecision | None = None,
+    ) -> None:
         self.name, self.places, self.axes, self.letters = name, list(places.values()), axes, letters
         self.parameters = list(places)
+        self._stored_dtype = self.parameters[0].dtype
+        self.dtype = (precision and precision.param_dtype) or self._stored_dtype
+        self.travel_dtype = (precision and precision.travel_dtype) or self._stored_dtype
+        # Whole parameters of the stored dtype contain the slices.
+        self._holds_slices = letters.keeps_whole and self.dtype == self._stored_dtype
+        self.kept: Array | None = None
         self.rows = FlatRows([p.shape for p in self.parameters], axes.size)
         self.rows_of = lru_cache(maxsize=4)(self._rows_of)
         self.reshards: bool | None = None
@@ -77,10 +94,10 @@ class ShardedGroup:
 
     # --- slices ---------------------------------------------------------------------------------------
 
-    def _new_array(self, size: int, category: str, *, is_shared: bool = True) -> Array:
-        """Return a flat array; one that is shared can be read by peers in place."""
+    def _new_array(self, size: int, category: str, *, is_shared: bool = False) -> Array:
+        """Return a flat array to compute with; one of the stored dtype that peers read in place, if it is shared."""
         like = self.parameters[0]._data
-        array = empty_like(like, size, current()) if is_shared else get_namespace(like).empty(size, like.dtype)
+        array = empty_like(like, size, current()) if is_shared else get_namespace(like).empty(size, self.dtype)
         recorder = current_recorder()
         if recorder is not None:
             what = f"parameters of {self.name}"
@@ -89,11 +106,13 @@ class ShardedGroup:
 
     def _store(self, values: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
         """Move the parameters to one array; `values` are whole, or this rank's slices, and have these whole shapes."""
-        keeps_whole, rank = self.letters.keeps_whole, self.axes.rank
-        self.flat = self._new_array(self.rows.size * (self.axes.size if keeps_whole else 1), PARAMETERS)
+        rank, size = self.axes.rank, self.rows.size * (self.axes.size if self._holds_slices else 1)
+        self.flat = self._new_array(size, PARAMETERS, is_shared=True)
         self.flat[...] = 0
-        own = self.rows.own_chunks_by_tensor if keeps_whole else self.rows.own_chunks
+        own = self.rows.own_chunks_by_tensor if self._holds_slices else self.rows.own_chunks
         self.slices = own(self.flat, rank)
+        if self._holds_slices or (self.axes.shard is None and self.dtype == self._stored_dtype):
+            self.kept = self.flat
         spans = self.rows.spans(rank)
         for p, value, shape, own_slice, (first, last) in zip(
             self.parameters, values, shapes, self.slices, spans, strict=True
@@ -128,7 +147,7 @@ class ShardedGroup:
     def forget_ahead(self) -> None:
         """Drop parameters that were gathered ahead."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
+        if ahead is not None and ahead.work is not None:
             ahead.work.wait()
 
     def gather(self, stored: Sequence[Array] | None = None) -> Array:
@@ -142,37 +161,43 @@ class ShardedGroup:
         if stored is None:
             self._follow_values()
             stored = self.slices
-        if self.axes.shard is None:
+        if self.axes.shard is None and self.kept is self.flat:
             return self.flat
         if self.letters.keeps_whole:
             if self._gathered_at is None or is_written_since(self.flat, self._gathered_at):
-                self._finish(self._start(stored), self.flat)
+                self.kept = self._finish(self._start(stored), self.flat if self._holds_slices else None)
                 self._gathered_at = next(grad_mode.numbers)
-            return self.flat
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            # A step since then makes it worthless; this is so on all ranks.
-            is_same = all(a is b for a, b in zip(ahead.sent, stored, strict=True))
-            if is_same and not is_written_since(self.flat, ahead.begun):
-                return self._finish(ahead)
-            ahead.work.wait()
+            assert self.kept is not None
+            return self.kept
+        ahead = self._ahead
+        # A step since it was gathered makes it worthless; this is so on all ranks.
+        is_same = ahead is not None and all(a is b for a, b in zip(ahead.sent, stored, strict=True))
+        if ahead is not None and is_same and not is_written_since(self.flat, ahead.begun):
+            self._ahead = None
+            return self._finish(ahead)
+        self.forget_ahead()
         return self._finish(self._start(stored))
 
     def _start(self, stored: Sequence[Array]) -> Gathering:
         begun, wire = next(grad_mode.numbers), self.flat
-        if self.letters.keeps_whole or any(a is not b for a, b in zip(stored, self.slices, strict=True)):
+        is_flat = not self._holds_slices and all(a is b for a, b in zip(stored, self.slices, strict=True))
+        if not is_flat or self.dtype != self._stored_dtype:
             wire = self._new_array(self.rows.size, BUFFERS)
             wire[...] = 0
             for own, value in zip(self.rows.own_chunks(wire, self.axes.rank), stored, strict=True):
                 own[...] = value
-        by_rank = self._new_array(self.rows.size * self.axes.size, BUFFERS, is_shared=False)
+        if self.axes.shard is None:
+            return Gathering(stored, begun, wire, None)
+        by_rank = self._new_array(self.rows.size * self.axes.size, BUFFERS)
         with current().for_purpose(f"parameters of {self.name}"):
             work = collectives.all_gather(wire, 0, self.axes.shard, async_op=True, out=by_rank)
         return Gathering(stored, begun, by_rank, work)
 
     def _finish(self, gathering: Gathering, flat: Array | None = None) -> Array:
+        if gathering.work is None:
+            return gathering.by_rank
         gathering.work.wait()
-        flat = self._new_array(self.rows.size * self.axes.size, PARAMETERS, is_shared=False) if flat is None else flat
+        flat = self._new_array(self.rows.size * self.axes.size, PARAMETERS) if flat is None else flat
         recorder = current_recorder()
         start_ns = 0 if recorder is None else recorder.now_ns()
         self.rows.to_tensors(gathering.by_rank, flat)

@@ -93,6 +93,7 @@ class UseOrder:
             self._deliver(group, numbers, own if among_replicas is None else among_replicas.wait(), backward)
 
     def _deliver(self, group: ShardedGroup, numbers: tuple[int, ...], own: Array, backward: Backward) -> None:
+        own = own.astype(group.parameters[0].dtype, copy=False)
         recorder = current_recorder()
         if recorder is not None:
             recorder.memory.hold(own, GRADIENTS)

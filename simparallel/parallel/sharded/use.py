@@ -66,7 +66,7 @@ class Use:
             ctx = SimpleNamespace(needs=(True,) * len(trained), stored=tuple(self._stored[i] for i in trained))
             node = Node(gather, ctx, [group.parameters[i] for i in trained])  # type: ignore[arg-type]
             rows = group.rows_of(numbers)
-            whole = Tensor._result(placeholder((rows.size * rows.ranks,), flat.dtype), node)
+            whole = Tensor._result(placeholder((rows.size * rows.ranks,), group.travel_dtype), node)
             for k, i in enumerate(trained):
                 parts[i] = Node(_Part(gather, k), SimpleNamespace(needs=(True,)), (whole,))  # type: ignore[arg-type]
             self._own_nodes = [node, *parts.values()]
@@ -102,7 +102,7 @@ class Use:
             node.number = next(grad_mode.numbers)
         self._own_nodes = []
         self._known = [weakref.ref(x) for x in tensors]
-        is_freed = flat is not self.group.flat
+        is_freed = flat is not self.group.kept
         for node in _nodes_since(results, self._start):
             found = list(_views(node.ctx, flat)) if is_freed else []
             if not (found or node.op.runs_modules):
@@ -171,7 +171,7 @@ class _WholeParameters(Reversible):
 
     def new_gradients(self, like: Array) -> Array:
         """Return an array of zeros, by rank, which peers can read in place."""
-        array = empty_like(like, self.rows.size * self.rows.ranks, current())
+        array = empty_like(like, self.rows.size * self.rows.ranks, current(), self.group.travel_dtype)
         array[...] = 0
         return array
 

@@ -93,6 +93,7 @@ def train(
     checkpoint: Any = None,
     mesh: Any = None,
     axis: Any = "shard",
+    precision: Any = None,
     steps: int = 3,
 ) -> Trained:
     """Train on this rank's batches; `letters` is "DDP", or the letters of fully_shard."""
@@ -103,9 +104,10 @@ def train(
             block.__class__ = CheckpointInside
     elif checkpoint is not None:
         model.__class__ = checkpoint
-    run = (
-        sp.parallel.DistributedDataParallel(model) if letters == "DDP" else shard(model, letters, mesh=mesh, axis=axis)
-    )
+    if letters == "DDP":
+        run: Any = sp.parallel.DistributedDataParallel(model, mixed_precision=precision)
+    else:
+        run = shard(model, letters, mesh=mesh, axis=axis, mp_policy=precision)
     step, draw = OPTIMIZERS[optimizer](model.parameters()), batches(model, sp.get_rank())
     losses, norms, recorder, start = [], [], current_recorder(), 0
     assert recorder is not None

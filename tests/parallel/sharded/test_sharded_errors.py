@@ -63,6 +63,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "no module": lambda: fully_shard(3),  # type: ignore[type-var]
     "a flag": lambda: fully_shard(mlp(), reshard_after_forward=2),  # type: ignore[arg-type]
     "freed and kept": lambda: fully_shard(mlp(), parameter="R", reshard_after_forward=True),
+    "a policy": lambda: fully_shard(mlp(), mp_policy="float16"),  # type: ignore[arg-type]
+    "buffers": lambda: fully_shard(mlp(), mp_policy=sp.parallel.MixedPrecision(buffer_dtype="float16")),
     "twice": lambda: fully_shard(fully_shard(mlp())),
     "no parameters": lambda: fully_shard(sp.nn.ReLU()),
     "an axis": lambda: fully_shard(mlp(), axis=3),

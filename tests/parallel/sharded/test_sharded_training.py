@@ -96,6 +96,18 @@ def test_clipping_sees_whole_gradients(letters):
         assert a.norms == found[0].norms
 
 
+@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize("reduce_dtype", [None, "float32"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_mixed_precision_equals_ddp(letters, reduce_dtype, ranks):
+    precision = sp.parallel.MixedPrecision("float16", reduce_dtype)
+    found, expected = (run(ranks, mlp, each, "adam", precision=precision) for each in (letters, "DDP"))
+    assert_same(found, expected)
+    if ranks > 1 and letters == "SSS":
+        plain = run(ranks, mlp, letters, "adam")
+        assert found[0].sent_bytes["all_gather"] * 2 == plain[0].sent_bytes["all_gather"]
+
+
 def test_one_rank_needs_no_collective():
     (found,) = run(1, gpt, "SSS", "adam")
     assert not found.collectives
