@@ -97,6 +97,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "SIMPARALLEL_TEST_MPI" not in os.environ:
         refusals.golden = refusals.Golden(refusals.FOLDER, config.getoption("--rewrite-golden"))
+    if config.getoption("--record-reach") and "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(config.cache.mkdir("reach"))
     if config.option.markexpr == "fast":
         settings.load_profile("fast")
         if not any(config.cache.mkdir("reach").glob("*.json")):
