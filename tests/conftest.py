@@ -97,8 +97,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "SIMPARALLEL_TEST_MPI" not in os.environ:
         refusals.golden = refusals.Golden(refusals.FOLDER, config.getoption("--rewrite-golden"))
+    if config.getoption("--record-reach") and "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(config.cache.mkdir("reach"))
     if config.option.markexpr == "fast":
         settings.load_profile("fast")
+        if not any(config.cache.mkdir("reach").glob("*.json")):
+            raise pytest.UsageError("-m fast needs a record of what each test uses; run: pytest --record-reach")
 
 
 @given(st.none())
@@ -142,8 +146,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def mark_fast(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what the changes since a revision can reach."""
     record = reach.load(config.cache.mkdir("reach"))
-    if not record:
-        raise pytest.UsageError("-m fast needs a record of what each test uses; run: pytest --record-reach")
     changed = reach.changes(config.getoption("--since"))
     found = reach.reached((item.nodeid for item in items), changed, record) if changed else set()
     slow = ("slow", *ON_DEMAND, "mpi", "gpu")
