@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +212,7 @@ HOSTILE: dict[str, Callable[..., Any]] = {
     "another shape": lambda *_: np.zeros((1, 2, 3, 4, 5)),
     "nothing": lambda *_: [],
     "endless generator": lambda *_: (0 for _ in repeat(None)),
+    "endless iterator": lambda *_: count(),
     "a class": lambda *_: int,
 }
 
