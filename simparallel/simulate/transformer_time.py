@@ -338,7 +338,7 @@ class _Prices:
             backward_ps += count * self.kernels(work.backward)
             weights_ps += count * self.kernels(work.weights)
             if is_joined:
-                # Both gradients of a product are one operation, which starts once.
+                # All gradients of a product, or of a norm, are one operation, which starts once.
                 weights_ps -= count * len(work.weights) * picoseconds(device.launch_s)
             shown += count * work.shown
             hidden += count * work.hidden
@@ -627,11 +627,11 @@ def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> 
         return (kernel,) * any(work)
 
     floats = tuple(spec.dtype.kind == "f" for spec in plan.inputs)
-    if not isinstance(op, Linear):
+    if not isinstance(op, (Linear, LayerNorm, RMSNorm)):
         return kernels(), kernels(*floats), ()
     # A kernel of its own sums the gradient of a bias.
-    bias = (Kernel(0, plan.output.size_bytes),) * (len(shapes) > 2)
-    return kernels(), (*kernels(True, *[False] * (len(shapes) - 1)), *bias), kernels(False, True)
+    bias = (Kernel(0, plan.output.size_bytes),) * (isinstance(op, Linear) and len(shapes) > 2)
+    return kernels(), kernels(True, *[False] * (len(shapes) - 1)), (*kernels(False, True), *bias)
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:

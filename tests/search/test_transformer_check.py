@@ -74,10 +74,10 @@ def check(count, seed):
     for number in range(count):
         plan, schedule, preset = drawn_plan(random)
         time, memory = errors(compared(plan, schedule, preset))
-        # Chunks and recomputed blocks share their peaks with gradients in more ways than the closed form knows.
-        limit = 0.06 if plan.chunks > 1 or plan.recompute == "full" else 0.022
+        # Chunks, recomputed blocks and late gradients of weights have peaks of more kinds than the closed form knows.
+        limit = 0.05 if plan.chunks > 1 or plan.recompute == "full" or schedule == "zb_h1" else 0.02
         told = number, plan, schedule, preset, time, memory
-        assert time <= 0.03, told
+        assert time <= (0.04 if schedule == "zb_h1" else 0.03), told
         assert memory <= limit, told
         if number % 5 == 0:
             assert errors(compared(plan, schedule, preset, "plain"))[0] <= 0.03, (plan, schedule, preset)
