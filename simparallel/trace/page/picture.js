@@ -181,7 +181,7 @@ function drawRuler() {
   for (const [time, s] of times) {
     const x = xOf(time);
     const text = `${(s / 10 ** power).toFixed(digits)} ${PREFIXES[power]}s`;
-    if (x >= GUTTER && x < width - 20) pen.fillText(text, x, RULER - 9);
+    if (x >= GUTTER && x < width - 20) pen.fillText(text, Math.max(x, GUTTER + widthOf(text) / 2), RULER - 9);
   }
   pen.font = colours.small;
   pen.fillStyle = colours.faint;
