@@ -449,7 +449,7 @@ for (layers, width, heads), parts, published in ROWS:
 assert max(map(abs, errors)) < 0.05
 
 # %% [markdown]
-# These are good rows. Over all 224 published steps the median error is 5.2%, and one in ten is off by more than 14%:
+# These are good rows. Over all 224 published steps the median error is 5.2%, and one in ten is off by more than 15%:
 # software of its time was slower than the hardware, and no description of hardware knows that. The page
 # `docs/published.md` has every row. To rank strategies, a prediction is good. To promise a date, measure.
 #
