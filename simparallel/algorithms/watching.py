@@ -10,6 +10,7 @@ import numpy as np
 
 from simparallel.algorithms.reduction import Combine
 from simparallel.algorithms.rehearsal import Actor, play
+from simparallel.base.checks import check_choice
 from simparallel.errors import InputError
 
 # Collectives whose first argument is one flat vector for the input and the result. True: it reduces.
@@ -112,8 +113,7 @@ def watch(algorithm: str, op: str = "all_reduce", num_ranks: int = 4, root: int 
         >>> watch("ring", num_ranks=4).counts(3).tolist()
         [[4, 3, 2, 1], [1, 4, 3, 2], [2, 1, 4, 3], [3, 2, 1, 4]]
     """
-    if op not in _WATCHED:
-        raise InputError(f"watch: op={op!r} is not one of {', '.join(_WATCHED)}.")
+    check_choice("watch", "op", op, _WATCHED)
     if not 1 <= num_ranks <= _MOST_RANKS or not 0 <= root < num_ranks:
         raise InputError(
             f"watch: num_ranks={num_ranks} and root={root}; there must be 1 to {_MOST_RANKS} ranks, and the root must "

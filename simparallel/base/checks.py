@@ -43,7 +43,7 @@ def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float
 def check_choice(who: str, name: str, value: Any, known: Collection[str]) -> None:
     """Raise InputError unless `value` is one of the known names."""
     if value not in known:
-        raise InputError(f"{who}: {name}={value!r}, choose from {', '.join(known)}.")
+        raise InputError(f"{who}: {name}={value!r} is not one of {', '.join(known)}.", field=name)
 
 
 def check_flags(who: str, group: Any, names: Iterable[str]) -> None:

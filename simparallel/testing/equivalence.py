@@ -14,6 +14,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
+from simparallel.base.checks import check_choice
 from simparallel.errors import InputError, NotEquivalentError, RunFailedError
 from simparallel.nn import Module
 from simparallel.optim import Optimizer
@@ -102,8 +103,8 @@ def assert_equivalent(
     if not callable(program):
         raise InputError(f"assert_equivalent: program is {program!r}, expected a Module or a function.")
     names = ("ddp", "pipeline", *MODES)
-    if isinstance(strategy, str) and strategy not in names:
-        raise InputError(f"assert_equivalent: strategy={strategy!r} is not one of {', '.join(names)}.")
+    if isinstance(strategy, str):
+        check_choice("assert_equivalent", "strategy", strategy, names)
     if isinstance(program, Module) and not is_training:
         raise InputError("assert_equivalent: a model needs strategy= or parallel=.")
     check = partial(

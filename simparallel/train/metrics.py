@@ -15,7 +15,7 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, to_host
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.comm import Group
 from simparallel.errors import InputError, LabelError, ShapeError
 from simparallel.world.rank import get_world_size
@@ -118,8 +118,7 @@ class Accuracy(AbstractMean):
     """
 
     def __init__(self, eval_type: str = "classification", group: Group | None = None) -> None:
-        if eval_type not in ("classification", "multilabel"):
-            raise InputError(f"Accuracy: eval_type={eval_type!r}, choose from classification, multilabel.")
+        check_choice("Accuracy", "eval_type", eval_type, ("classification", "multilabel"))
         self.eval_type = eval_type
         super().__init__(group)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_line
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.base.names import did_you_mean
 from simparallel.clock.notes import forget_notes, note_once
 from simparallel.clock.recorder import describe_device
@@ -244,8 +244,8 @@ def set_context(
     _refuse_unknown("set_context", settings, _UNUSED_CONTEXT)
     if mode not in (None, GRAPH_MODE, PYNATIVE_MODE):
         raise InputError(f"set_context: mode={mode!r} is neither GRAPH_MODE (0) nor PYNATIVE_MODE (1).")
-    if device_target is not None and device_target not in _TARGETS:
-        raise InputError(f"set_context: device_target={device_target!r} is not one of {', '.join(_TARGETS)}.")
+    if device_target is not None:
+        check_choice("set_context", "device_target", device_target, _TARGETS)
     if device_id is not None:
         check_integer("set_context", "device_id", device_id, 0)
     _check_graph_mode("set_context", _settings.values["parallel_mode"], mode)

@@ -56,8 +56,8 @@ class NetworkPlan:
 
     Attributes:
         ops: an OpPlan for each call of an op, in order.
-        rows: the communications, forward in order and then backward in the order of the tape.
-        parameters: name -> (global shape, layout) of each parameter that an op cuts.
+        rows: the communications, those of forward and then those of backward, in their order.
+        parameters: name -> (global shape, layout) of each parameter that an op shards.
     """
 
     def __init__(self, device_num: int, ops: list[OpPlan], rows: list[Row], parameters: dict[str, Placement]) -> None:
@@ -160,8 +160,8 @@ class _Planning(AbstractInterpreter):
             else:
                 exchange = entry.row.exchange
                 part = filling.add((exchange.groups, entry.spec.dtype), entry, entry.spec.size_bytes)
-                rows += [_together(part)] if part else []
-        return rows + [_together(part) for part in filling.rest()]
+                rows += [_combined(part)] if part else []
+        return rows + [_combined(part) for part in filling.rest()]
 
     def _described(self, op: Op, inputs: tuple[Tensor, ...]) -> str:
         """Describe the op, prefixed by the layer of its first parameter."""
@@ -248,7 +248,7 @@ class _Sum(NamedTuple):
     spec: Spec
 
 
-def _together(part: Sequence[_Sum]) -> Row:
+def _combined(part: Sequence[_Sum]) -> Row:
     """Return the row of gradients that share one collective."""
     if len(part) == 1:
         return part[0].row

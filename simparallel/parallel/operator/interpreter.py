@@ -3,7 +3,7 @@
 Nothing here is specific to an op. A call takes these steps:
 
     1. Decide the cuts of the op's named dims: by its strategy, or by the layouts of its inputs (`strategy`).
-    2. Redistribute inputs with other layouts, on the tape (`layout.redistribution`, `redistribute`).
+    2. Redistribute inputs with other layouts, as graph nodes (`layout.redistribution`, `redistribute`).
     3. Run forward on the slices, widened where windows reach beyond them (`halo`). Reductions that the op
        completes itself go through its context.
     4. Finish the sums over dims that are cut: at once if the op has a strategy, otherwise when another op
@@ -109,11 +109,11 @@ class CompiledMove(Reversible):
         return x
 
     def bring(self, x: Tensor) -> Tensor:
-        """Redistribute x on the tape.
+        """Redistribute x, as a graph node.
 
         If the redistribution only finishes a sum, x itself is updated, so that later ops find the sum finished.
         """
-        # No tape node is needed for a finished sum: the gradient of an addend equals the gradient of the sum.
+        # A finished sum needs no graph node: the gradient of an addend equals the gradient of the sum.
         data = self(x.data, "forward")
         if self._only_finishes:
             x.data, x.placement = data, self._target
@@ -179,7 +179,7 @@ def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
 
 
 def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -> Tensor:
-    """Redistribute x to `target`, on the tape. `source` is the placement of a plain x, which every rank holds whole."""
+    """Redistribute x to `target`, differentiably. `source` is the placement of a plain x, whole on every rank."""
     if isinstance(x, PendingView):
         x = _start(x, target)
     origin = x.placement or source
@@ -193,7 +193,7 @@ def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -
 
 
 def _start(x: PendingView, target: Placement) -> Tensor:
-    """Return the tensor to move to `target`: the base that x is a view of, or x itself, settled."""
+    """Return the tensor to redistribute to `target`: the base that x is a view of, or x itself once settled."""
     assert x.placement is not None
     if start_of(x.placement, target) is x.placement.source:
         return x.pass_over()
@@ -420,10 +420,10 @@ class ShardedInterpreter(NamedInterpreter):
             numbers = [x.data.item() for x in inputs if x.placement is None and not x.shape and has_data(x.data)]
             mode.calls.append((op.name, user_line(), *(x.shape for x in inputs), *numbers))
         # Equal placements are one object (`placement` is cached), so the key is cheap to hash and compare.
-        lie = [x.placement or x.data.shape for x in inputs]
+        places = [x.placement or x.data.shape for x in inputs]
         # Automatic mode decides by which inputs are parameters, so the key includes that.
         fixed = tuple([x.requires_grad and x.is_leaf for x in inputs]) if mode.automatic else ()
-        key = (op, mode.automatic, mode.quick, fixed, *lie, *[x.dtype for x in inputs])
+        key = (op, mode.automatic, mode.quick, fixed, *places, *[x.dtype for x in inputs])
         call = own.calls.get(key)
         if call is None:
             check_mixing(op, inputs)
@@ -438,24 +438,24 @@ class ShardedInterpreter(NamedInterpreter):
         assert place is not None
         if mode.automatic:
             raise LayoutError(
-                "to_local: inside of AutoParallel a plain tensor is one that every rank holds whole, and a slice is "
-                "none. Call it outside, or cut this part with strategies: op.shard(...), shard(fn, ...)."
+                "to_local: inside of AutoParallel every rank holds the whole of a plain tensor, and a slice is not "
+                "one. Call it outside, or shard this part with strategies: op.shard(...), shard(fn, ...)."
             )
-        lies = place.gradient if grad_layout is None else placement(grad_layout, place.shape)
+        grad_place = place.gradient if grad_layout is None else placement(grad_layout, place.shape)
         # The gradient arrives in slices of `grad_layout`: they must have the shapes of x's slices.
-        if lies is not place.gradient and lies.local_shapes != place.local_shapes:
+        if grad_place is not place.gradient and grad_place.local_shapes != place.local_shapes:
             raise LayoutError(
                 f"to_local: slices have shapes {place.shapes_text}, by grad_layout={grad_layout!r} their gradients "
-                f"would have {lies.shapes_text}."
+                f"would have {grad_place.shapes_text}."
             )
-        return relabelled(x, None, partial(sharder().carry, source=lies, target=place.gradient, phase="backward"))
+        return relabelled(x, None, partial(sharder().carry, source=grad_place, target=place.gradient, phase="backward"))
 
 
 SHARDED = ShardedInterpreter("SHARDED")
 
 
 class _Relabel(Reversible):
-    """The tape op of a tensor whose memory is relabelled as a slice, or as a plain tensor."""
+    """The autograd op of a tensor whose memory is relabelled as a slice, or as a plain tensor."""
 
     needs = (True,)
 

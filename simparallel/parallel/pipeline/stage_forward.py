@@ -67,8 +67,8 @@ class _Done(BaseException):
     """The end of a stage's forward once all its values have been sent: the rest of the model is for others."""
 
 
-class Full(NamedTuple):
-    """The findings of a pass to the end of the model.
+class CompletedPass(NamedTuple):
+    """The results of a pass to the end of the model.
 
     Attributes:
         sends: how many values the stage sends.
@@ -80,7 +80,7 @@ class Full(NamedTuple):
 
 
 class ForwardCache:
-    """The findings of forward passes, which later ones in the same modes (training, evaluation) reuse.
+    """The results of forward passes, which later ones in the same modes (training, evaluation) reuse.
 
     Attributes:
         results: (number of a call, the child, shapes and dtypes of its arguments) -> results of a child of another
@@ -90,7 +90,7 @@ class ForwardCache:
 
     def __init__(self) -> None:
         self.results: dict[Any, tuple[Any, dict[str, int]]] = {}
-        self.passes: dict[Any, Full] = {}
+        self.passes: dict[Any, CompletedPass] = {}
 
 
 class Switch:
@@ -131,7 +131,7 @@ class StageForward(AbstractInterpreter):
         stage: the stage that computes.
         switch: the children.
         messages: the transport of values.
-        known: the findings of earlier passes.
+        known: the results of earlier passes.
         start: number of the model's first stage among those of all replicas, which messages name.
 
     Attributes:
@@ -176,7 +176,7 @@ class StageForward(AbstractInterpreter):
             # Without a value to send, a pass goes to its end: the last stage has the loss.
             self._sends = known.sends if known is not None and known.sends else None
             found = model(*inputs)
-            self._known.passes[key] = Full(len(self.sent), _new_calls(calls))
+            self._known.passes[key] = CompletedPass(len(self.sent), _new_calls(calls))
             return found
         except _Done:
             return None
@@ -317,7 +317,7 @@ class StageForward(AbstractInterpreter):
             if target == self.stage:
                 leaf = self._messages.receive(stage_value, x)
                 self.received.append((stage_value, leaf))
-                # With a tape node, so that a child may write `x += 1`.
+                # With a graph node, so that a child may write `x += 1`.
                 self._moved[key] = self._mark_own(relabelled(leaf, None, None))
             elif source == self.stage:
                 whole = x if x.placement is None else self._own_result(Tensor.full_tensor, [x], {})
