@@ -75,7 +75,7 @@ class EagerAccount(MemoryAccount):
 
     def _release(self, held: Any) -> None:
         # The garbage collector may report an array that was released just before.
-        if self._held.get(held.key) is held:
+        if held is self._held.get(held.key):
             super()._release(held)
 
     def _end(self, key: int) -> None:

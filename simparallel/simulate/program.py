@@ -67,9 +67,8 @@ def train(plan: TrainingPlan, schedule: str = "1f1b", tokens: np.ndarray | None 
         stage = mesh.coordinate(rank)[0]
         # Of other stages a rank has no slices.
         for child in {name.removesuffix(".weight") for names in stages[stage :: plan.pipeline] for name in names}:
-            distribute_module(
-                model.get_submodule(child), layout, lambda name, _, child=child: cuts.get(f"{child}.{name}")
-            )
+            own = {name.removeprefix(f"{child}."): cut for name, cut in cuts.items() if name.startswith(f"{child}.")}
+            distribute_module(model.get_submodule(child), layout, own)
     name = "interleaved_1f1b" if plan.chunks > 1 and schedule == "1f1b" else schedule
     pipeline = Pipeline(
         model, _loss, plan.num_micro_batches, name, stages, plan.chunks if plan.chunks > 1 else None, mesh

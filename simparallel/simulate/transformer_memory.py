@@ -183,8 +183,8 @@ def activation_bytes(
     if software == "eager":
         return _eager_peak(plan, stage, schedule, Fraction(each, plan.chunks), in_flight * plan.chunks, done)
     if stage == 0 and shape.has_dropout:
-        in_flight = plan.num_micro_batches if schedule == "gpipe" else min(plan.num_micro_batches, plan.pipeline)
-        size += Fraction(tokens * h * in_flight, whole)
+        masks = plan.num_micro_batches if schedule == "gpipe" else min(plan.num_micro_batches, plan.pipeline)
+        size += Fraction(tokens * h * masks, whole)
     if stage == plan.pipeline - 1:
         size += Fraction(2 * plan.item_bytes * tokens * h, whole) + Fraction(4 * tokens * shape.vocabulary, t)
     return size
@@ -214,11 +214,11 @@ def _eager_peak(
         # A recomputed block delivers the gradients of its weights together. Its input is kept already.
         recomputed = layer_activation_bytes(replace(plan, recompute="none"), software="eager") - own
         block = own + max(
-            recomputed + item * (inner * h + max(2 * inner * tokens * shape.is_gated, first_weight)),
+            recomputed + item * (inner * h + max(2 * inner * tokens * int(shape.is_gated), first_weight)),
             item * plan.layer_parameters + 2 * own,
         )
     else:
-        block = own + item * max(inner * h, 2 * inner * tokens * shape.is_gated, first_weight)
+        block = own + item * max(inner * h, 2 * inner * tokens * int(shape.is_gated), first_weight)
     if not held:
         # The last block in backward; it has no gradients of weights yet, and neither has the table.
         first = plan.layer_parameters * item + table * (stage == 0 and (plan.pipeline > 1 or not shape.is_tied))
@@ -232,15 +232,17 @@ def _eager_peak(
         late, size, peaks = _late_bytes(plan, stage), Fraction(0), [Fraction(0)]
         made = looped_schedule(schedule, plan.pipeline, plan.num_micro_batches, plan.chunks)
         weights = item * plan.layer_parameters * sum(plan.count_layers(stage)) / plan.chunks
-        absent = dict.fromkeys(range(stage, stages, plan.pipeline), weights * (done is not None))
+        chunks = range(stage, stages, plan.pipeline)
+        absent: dict[int, Fraction] = dict.fromkeys(chunks, Fraction(weights) if done is not None else Fraction(0))
         for action in chain.from_iterable(read_cell(text, schedule) for text in made.actions[stage]):
-            is_end = action.stage == stages - 1
+            is_end = int(action.stage == stages - 1)
             whole = chunk_bytes + (2 * own + logits if is_end else result)
             kept, before = late + (item * logits / 4 + own) * is_end, size
             size += {"F": whole, "I": kept - whole, "W": -kept, "B": -whole}[action.kind]
-            extra = {"F": logits * is_end, "I": block + kept - late, "B": block - logits * is_end}.get(action.kind)
-            if extra is None:
-                extra = max(Fraction(item * wide * inner * h), table * is_end)
+            extra = {
+                "F": logits * is_end, "I": block + kept - late, "B": block - logits * is_end,
+                "W": max(Fraction(item * wide * inner * h), table * is_end),
+            }[action.kind]  # fmt: skip
             peaks.append(max(before, size) + extra - sum(absent.values()))
             if action.kind in "WB":
                 layer = weights / (layers := Fraction(sum(plan.count_layers(stage)), plan.chunks))
@@ -250,7 +252,7 @@ def _eager_peak(
                 last = size + chunk_bytes / layers + block - layer
                 peaks.append(last - sum(absent.values()) if action.kind == "B" else Fraction(0))
         return max(peaks)
-    tail = min(held, _chunks_in_flight(plan, stages - 1, schedule)) if is_last else 0
+    tail = min(int(held), _chunks_in_flight(plan, stages - 1, schedule)) if is_last else 0
     kept = held * chunk_bytes + tail * (2 * own + logits) + (held - tail) * result
     peaks = [kept + block - logits * (tail > 0)]
     if tail:
