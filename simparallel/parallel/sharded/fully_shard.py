@@ -86,10 +86,9 @@ def fully_shard(
 
     Example:
         >>> net = sp.nn.Sequential(sp.nn.Linear(4, 8), sp.nn.ReLU(), sp.nn.Linear(8, 2))
-        >>> for layer in net:
-        ...     if isinstance(layer, sp.nn.Linear):
-        ...         net = sp.parallel.fully_shard(net) if layer is net[2] else net
-        >>> net(sp.Tensor(np.ones((3, 4), np.float32))).shape
+        >>> layer = sp.parallel.fully_shard(net[0])
+        >>> net = sp.parallel.fully_shard(net)
+        >>> net(np.ones((3, 4), np.float32)).shape
         (3, 2)
     """
     letters = Letters.checked(parameter, gradient, state)

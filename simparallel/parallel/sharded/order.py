@@ -70,6 +70,7 @@ class UseOrder:
         running = running_backward()
         self._finish()
         if self._finishing is not running:
+            self._check_others(group)
             self._finishing = running
             running.callbacks.append((BEFORE_OTHERS, self._end))
         if group.axes.is_alone:
@@ -100,7 +101,7 @@ class UseOrder:
         for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
             backward.deliver(group.parameters[i], gradient)
 
-    def check_others(self, group: ShardedGroup) -> None:
+    def _check_others(self, group: ShardedGroup) -> None:
         """Refuse an optimizer that also updates parameters whose gradients nobody reduces.
 
         Raises:

@@ -198,7 +198,6 @@ class _WholeParameters(Reversible):
                     "requires_grad_(False) on those that stay fixed.",
                     names=unused,
                 )
-            self._use.order.check_others(group)
             self._use.order.reduce(group, self.numbers, dy)
         return (None,) * len(self.numbers)
 
