@@ -75,8 +75,8 @@ class EagerAccount(MemoryAccount):
 
     def _release(self, held: Any) -> None:
         # The garbage collector may report an array that was released just before.
-        if held is self._held.get(held.key):
-            super()._release(held)
+        if (known := self._held.get(held.key)) is not None and known is held:
+            super()._release(known)
 
     def _end(self, key: int) -> None:
         self._needed[key] -= 1
