@@ -75,7 +75,7 @@ class EagerAccount(MemoryAccount):
 
     def _release(self, held: Any) -> None:
         # The garbage collector may report an array that was released just before.
-        if held is self._held.get(held.key):
+        if held.key in self._held and self._held[held.key] is held:
             super()._release(held)
 
     def _end(self, key: int) -> None:
