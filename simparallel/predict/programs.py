@@ -75,8 +75,8 @@ class EagerAccount(MemoryAccount):
 
     def _release(self, held: Any) -> None:
         # The garbage collector may report an array that was released just before.
-        if (known := self._held.get(held.key)) is not None and known is held:
-            super()._release(known)
+        if held.key in self._held and self._held[held.key] is held:
+            super()._release(held)
 
     def _end(self, key: int) -> None:
         self._needed[key] -= 1
