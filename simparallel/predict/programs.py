@@ -23,7 +23,7 @@ from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.machine.products import MatrixProduct
 
 
-class _Kept:
+class _KeptBytes:
     """Bytes that a kernel keeps for backward, counted as an array is."""
 
     base = None
@@ -55,7 +55,8 @@ class EagerAccount(MemoryAccount):
         if True not in ctx.needs:
             kept, extra_bytes = [], 0
         self.keep(ctx, kept, extra_bytes)
-        self.hold(y, ACTIVATIONS)
+        if is_array(y):
+            self.hold(y, ACTIVATIONS)
         # The memory of a view is that of its input.
         for key in given - {id(owner_of(y))}:
             self._free(key)
@@ -70,7 +71,7 @@ class EagerAccount(MemoryAccount):
             self._needed[key] += 1
             weakref.finalize(owner, self._end, key).atexit = False
         if extra_bytes:
-            owner.kept = _Kept(extra_bytes)
+            owner.kept = _KeptBytes(extra_bytes)
             self.hold(owner.kept, ACTIVATIONS)
 
     def _release(self, held: Any) -> None:
