@@ -113,8 +113,11 @@ class Use:
                     view.drop(node.ctx)
             node.op = _Kept(node.op, self, found if reshards else [])  # type: ignore[assignment]
         if reshards:
+            # A module may return a parameter itself.
+            returned = set(map(id, leaves(results)))
             for tensor in tensors:
-                tensor._data = placeholder(tensor._data.shape, tensor._data.dtype)
+                if id(tensor) not in returned:
+                    tensor._data = placeholder(tensor._data.shape, tensor._data.dtype)
         if reshards or not self._num_kept:
             self._flat = None
 

@@ -219,3 +219,40 @@ def test_model_of_a_pipeline_is_refused():
             pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
 
     _both(program)
+
+
+class _Table(sp.nn.Module):
+    """A module whose result is its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = sp.nn.Parameter(np.arange(6, dtype=np.float32).reshape(3, 2))
+
+    def forward(self) -> Any:
+        return self.weight
+
+
+@pytest.mark.parametrize("letters", ["RSS", "SSS"])
+def test_a_parameter_may_be_the_result(letters):
+    class Net(sp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = _Table(), sp.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x * self.table())
+
+    def program() -> None:
+        model, x = Net(), np.full((3, 2), 2, np.float32)
+        expected = model(x).numpy()
+        for part in (model.table, model):
+            fully_shard(part, parameter=letters[0], gradient=letters[1], state=letters[2])
+        y = model(x)
+        np.testing.assert_array_equal(y.numpy(), expected)
+        y.sum().backward()
+        slopes = 2 * model.layer.weight.full_tensor().numpy().sum(axis=0)
+        np.testing.assert_allclose(model.table.weight.grad.full_tensor().numpy(), np.tile(slopes, (3, 1)), rtol=1e-6)
+        with sp.no_grad():
+            np.testing.assert_array_equal(model(x).numpy(), expected)
+
+    _both(program)
