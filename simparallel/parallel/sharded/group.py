@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from simparallel import collectives
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tape import is_written_since
@@ -55,7 +57,8 @@ class ShardedGroup:
 
     Attributes:
         parameters: the leaves.
-        dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced.
+        dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
+            several micro-batches that are not reduced yet, the wider one of that and the parameters' dtype.
         kept: whole parameters that stay from step to step, by tensor; None if each use gathers its own.
         reshards: the whole parameters are freed after forward, and gathered again in backward; None until it is known
             whether this group is the outermost.
@@ -78,6 +81,7 @@ class ShardedGroup:
         self._stored_dtype = self.parameters[0].dtype
         self.dtype = (precision and precision.param_dtype) or self._stored_dtype
         self.travel_dtype = (precision and precision.travel_dtype) or self._stored_dtype
+        self.sum_dtype = np.promote_types(self._stored_dtype, self.travel_dtype)
         # Whole parameters of the stored dtype contain the slices.
         self._holds_slices = letters.keeps_whole and self.dtype == self._stored_dtype
         self.kept: Array | None = None

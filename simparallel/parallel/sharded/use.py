@@ -23,7 +23,8 @@ from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tree_map import leaves
 from simparallel.backend import Array, get_namespace, is_array
-from simparallel.clock.memory import owner_of
+from simparallel.clock.memory import GRADIENTS, owner_of
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import current
 from simparallel.errors import InputError, UnusedParameterError
 from simparallel.nn.deferred import placeholder
@@ -188,10 +189,14 @@ class _WholeParameters(Reversible):
                     "accumulated without synchronisation; reduce these gradients first, or call zero_grad()."
                 )
             before += dy
-            dy, arrived = before, arrived | already
-            group.partial = None
+            arrived, group.partial = arrived | already, None
+            if self._syncs and before.dtype != dy.dtype:
+                dy[...] = before
+            else:
+                dy = before
         if not self._syncs:
-            group.partial = self.numbers, dy, arrived
+            group.partial = self.numbers, dy.astype(group.sum_dtype, copy=False), arrived
+            observer_of(group.parameters[0]._device).memory.hold(group.partial[1], GRADIENTS)
         else:
             unused = [group.parameters[i].name for k, i in enumerate(self.numbers) if k not in arrived]
             if unused:

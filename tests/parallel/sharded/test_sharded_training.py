@@ -108,6 +108,14 @@ def test_mixed_precision_equals_ddp(letters, reduce_dtype, ranks):
         assert found[0].sent_bytes["all_gather"] * 2 == plain[0].sent_bytes["all_gather"]
 
 
+@pytest.mark.parametrize("letters", ["RPR", "RPS", "SSS"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_micro_batches_in_mixed_precision_equal_ddp(letters, ranks):
+    """Gradients of float16 that wait for the last micro-batch add up in the dtype of the parameters."""
+    settings: Any = {"precision": sp.parallel.MixedPrecision("float16"), "micro_batches": 3, "synchronizes": False}
+    assert_same(run(ranks, mlp, letters, "adam", **settings), run(ranks, mlp, "DDP", "adam", **settings))
+
+
 def test_one_rank_needs_no_collective():
     (found,) = run(1, gpt, "SSS", "adam")
     assert not found.collectives
