@@ -78,7 +78,7 @@ def fully_shard(
             with a parameter of no dims, of several dtypes, cut already, with a gradient or the state of an optimizer;
             parameters that a DistributedDataParallel reduces, or another group has. Nothing was changed. In backward:
             an optimizer of this group also has parameters that nobody reduces. In forward: inside of AutoParallel, or
-            as the model of a Pipeline, whose stages are to be groups.
+            as the model of a Pipeline, whose stages are to be groups; a parameter was replaced, or has another dtype.
         UnusedParameterError: (in backward) only some parameters of the group got a gradient.
 
     Collective: yes, and so are forward and backward.
@@ -195,6 +195,7 @@ class FullySharded(Module):
         reshards = not is_outermost if group.reshards is None else group.reshards
         if group.dtype != group.flat.dtype:
             inputs, kwargs = change_each((inputs, kwargs), self._cast)
+        group.check_places()
         use = Use(group, now)
         # A part that is recomputed is followed by the one before it.
         now.begin(group, "backward" if grad_mode.recomputing else "forward")

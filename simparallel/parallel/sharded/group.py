@@ -22,6 +22,7 @@ from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import BUFFERS, PARAMETERS
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Work, current
+from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
@@ -135,10 +136,28 @@ class ShardedGroup:
     def _follow_values(self) -> None:
         """Take over arrays that the program has assigned to the parameters.
 
-        The array in use stays as it is: a forward that awaits its backward reads it.
+        The array in use stays as it is: a forward that awaits its backward reads it. Raise InputError for another dtype.
         """
         if any(p._data is not own for p, own in zip(self.parameters, self.slices, strict=True)):
+            other = next((p for p in self.parameters if p._data.dtype != self._stored_dtype), None)
+            if other is not None:
+                raise InputError(
+                    f"fully_shard: {other.name or 'a parameter'} of {self.name} is {other._data.dtype} now, and was "
+                    f"{self._stored_dtype}. Convert the model before fully_shard, or compute in another dtype by "
+                    "mp_policy=MixedPrecision(param_dtype=...)."
+                )
             self._store([p._data for p in self.parameters], self.rows.shapes)
+
+    def check_places(self) -> None:
+        """Refuse modules in which the program has replaced a parameter. Raises InputError."""
+        for p, own in zip(self.parameters, self.places, strict=True):
+            for module, name in own:
+                if module._parameters.get(name) is not p:
+                    raise InputError(
+                        f"fully_shard: {p.name or name} of {self.name} was replaced by another tensor, which no group "
+                        "has. Write values by load_full_state_dict() or p.data = ..., and replace parameters before "
+                        "fully_shard."
+                    )
 
     # --- gathering --------------------------------------------------------------------------------------
 

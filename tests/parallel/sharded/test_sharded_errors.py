@@ -141,6 +141,21 @@ def test_gathered_parameters_are_never_stale(letters):
     _both(program)
 
 
+@pytest.mark.parametrize("what", ["replaced", "converted"])
+@pytest.mark.parametrize("letters", ["RPR", "RSS", "SSS"])
+def test_parameters_that_are_not_those_of_the_group(what, letters):
+    def program() -> None:
+        model = shard(mlp(), letters)
+        if what == "replaced":
+            model[2].weight = sp.nn.Parameter(np.zeros((9, 7), np.float32))
+        else:
+            model.double()
+        with refused(InputError):
+            model(np.ones((2, 5), np.float32))
+
+    _both(program)
+
+
 def test_changes_before_backward_are_an_error():
     def program(letters: str) -> None:
         model = shard(mlp(), letters)
