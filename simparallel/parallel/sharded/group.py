@@ -136,7 +136,7 @@ class ShardedGroup:
     def _follow_values(self) -> None:
         """Take over arrays that the program has assigned to the parameters.
 
-        The array in use stays as it is: a forward that awaits its backward reads it. Raise InputError for another dtype.
+        The array in use stays as it is: a forward that awaits its backward reads it. Another dtype is refused.
         """
         if any(p._data is not own for p, own in zip(self.parameters, self.slices, strict=True)):
             other = next((p for p in self.parameters if p._data.dtype != self._stored_dtype), None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from simparallel.autograd import Backward, Tensor, running_backward
@@ -44,15 +45,34 @@ class UseOrder:
         self._finishing: Backward | None = None
         # id of a parameter -> the parameter of a group.
         self._grouped: dict[int, weakref.ref[Tensor]] = {}
+        self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def add(self, group: ShardedGroup) -> None:
-        """Note the parameters of a new group."""
+        """Note a new group and its parameters."""
+        self._groups.add(group)
         self._grouped |= {id(p): weakref.ref(p) for p in group.parameters}
 
     def has(self, parameter: Tensor) -> bool:
         """Return whether a parameter belongs to a group."""
         found = self._grouped.get(id(parameter))
         return found is not None and found() is parameter
+
+    def syncs(self) -> dict[ShardedGroup, bool]:
+        """Return which groups reduce the gradients of forward passes that begin now."""
+        return {group: group.syncs for group in self._groups}
+
+    @staticmethod
+    @contextmanager
+    def syncing(syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
+        """Let groups reduce gradients as they did at the time of `syncs()`, inside the block."""
+        before = [(group, group.syncs) for group in syncs]
+        for group, value in syncs.items():
+            group.syncs = value
+        try:
+            yield
+        finally:
+            for group, value in before:
+                group.syncs = value
 
     def begin(self, group: ShardedGroup, phase: str) -> None:
         """Note that a group is used, and gather the next one. Collective: yes."""

@@ -12,7 +12,7 @@ their places in the flat array, so that the array is freed; the op whose backwar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -138,14 +138,14 @@ class Use:
         return self._flat
 
     @contextmanager
-    def installed_again(self, flat: Array) -> Iterator[None]:
-        """Let the modules read the parameters as in forward, inside the block; tensors on the tape are the same."""
+    def installed_again(self, flat: Array, syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
+        """Let modules run as in forward, inside the block: with the same tensors as parameters, and with `syncs`."""
         tensors = []
         for known, array, p in zip(self._known, self.group.rows.tensors(flat), self.group.parameters, strict=True):
             x = known()
             tensors.append(Tensor._result(array, None, p._device) if x is None else x)
             tensors[-1]._data = array
-        with self.installed(self.group, tensors):
+        with self.installed(self.group, tensors), self.order.syncing(syncs):
             yield
 
     def count(self) -> None:
@@ -239,6 +239,8 @@ class _Kept(Reversible):
 
     def __init__(self, op: Any, use: Use, views: Sequence[_View]) -> None:
         self._op, self._use, self._views = op, use, views
+        # Groups that run again gather anew; the place of the first run decides whether they reduce gradients.
+        self._syncs = use.order.syncs() if op.runs_modules else {}
         self.accumulates, self.fills_grad_buffers = op.accumulates, op.fills_grad_buffers
         self.is_product, self.runs_modules, self.consumed = op.is_product, op.runs_modules, op.consumed
 
@@ -246,7 +248,7 @@ class _Kept(Reversible):
         flat = self._use.flat()
         for view in self._views:
             view.bring_back(ctx, flat)
-        with self._use.installed_again(flat) if self._op.runs_modules else nullcontext():
+        with self._use.installed_again(flat, self._syncs) if self._op.runs_modules else nullcontext():
             found: Sequence[Array | None] = self._op.run_backward(ctx, dy)
         self._use.count()
         return found

@@ -76,6 +76,15 @@ def test_micro_batches(letters, synchronizes):
     assert found[0].collectives["all_gather"] == (15 if letters == "SSS" else 3)
 
 
+@pytest.mark.parametrize("letters", ["RPR", "RPS"])
+def test_recomputed_micro_batches(letters):
+    """The first run of a recomputed part decides whether its gradients wait, wherever its backward is called."""
+    settings: Any = {"micro_batches": 3, "checkpoint": CheckpointOutside}
+    found = run(3, gpt, letters, **settings)
+    assert_same(found, run(3, gpt, "DDP", micro_batches=3))
+    assert found[0].collectives["all_reduce" if letters == "RPR" else "reduce_scatter"] == 3
+
+
 @pytest.mark.parametrize("letters", LETTERS)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (3, 2)])
 def test_hybrid_sharding(letters, shape):
