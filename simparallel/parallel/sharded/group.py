@@ -31,7 +31,7 @@ from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows
-from simparallel.parallel.sharded.stored import STORED
+from simparallel.parallel.sharded.stored import STORED, WHOLE
 
 # A module, and the name under which it has a parameter.
 Place = tuple[Module, str]
@@ -131,6 +131,8 @@ class ShardedGroup:
             p._data = own_slice
             if self.axes.shard is not None:
                 p.placement, p.interpreter = self.axes.placement(shape), STORED
+            elif self.axes.replicas is not None:
+                p.interpreter = WHOLE
         self._gathered_at = None
 
     def _follow_values(self) -> None:

@@ -196,6 +196,33 @@ def test_stored_parameter_outside_of_its_module():
     _both(program)
 
 
+def test_whole_parameter_outside_of_its_module():
+    """Every rank has the values, but nobody would reduce the gradient of this use."""
+
+    class Tied(sp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.norm = sp.nn.Linear(4, 3, bias=False), sp.nn.LayerNorm(3)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.into(x)) @ self.into.weight.T.T
+
+    def program() -> None:
+        model, x = Tied(), np.ones((2, 4), np.float32)
+        for part in (model.into, model):
+            fully_shard(part, **dict(zip(("parameter", "gradient", "state"), "RPR", strict=True)))
+        with refused(LayoutError):
+            model(x)
+        with sp.no_grad():
+            model(x)
+        # A penalty is the same on all ranks.
+        penalty = (model.into.weight * model.into.weight).sum() * 0.5
+        penalty.backward()
+        np.testing.assert_array_equal(model.into.weight.grad.numpy(), model.into.weight.numpy())
+
+    _both(program)
+
+
 def test_automatic_parallelism_is_refused():
     def program() -> None:
         model = shard(mlp(), "SSS")
