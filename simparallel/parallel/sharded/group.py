@@ -66,7 +66,7 @@ class ShardedGroup:
         syncs: backward reduces the gradients of forward passes that begin now.
         partial: gradients that are not reduced yet: numbers of the parameters, the gradients by rank, and which of the
             parameters have one.
-        next: "forward" or "backward" -> the group that was used after this one.
+        next: "forward" or "backward" -> the group that was used after this one; None if that had its parameters.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ShardedGroup:
         self.reshards: bool | None = None
         self.syncs = True
         self.partial: tuple[tuple[int, ...], Array, set[int]] | None = None
-        self.next: dict[str, ShardedGroup] = {}
+        self.next: dict[str, ShardedGroup | None] = {}
         self._ahead: Gathering | None = None
         # The time at which all ranks' slices of a whole array were the present ones; None before the first.
         self._gathered_at: int | None = None

@@ -74,12 +74,18 @@ class UseOrder:
             for group, value in before:
                 group.syncs = value
 
-    def begin(self, group: ShardedGroup, phase: str) -> None:
-        """Note that a group is used, and gather the next one. Collective: yes."""
+    def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:
+        """Note that a group is used, and gather the next one. Collective: yes.
+
+        Args:
+            group: the group.
+            phase: "forward" or "backward".
+            gathers: this use needs the parameters; else they were there, and it is no use to gather them ahead.
+        """
         # The first group of a pass through the outermost module follows none.
         last = None if phase == "forward" and not self.depth else self._last.get(phase)
         if last is not None and last is not group:
-            last.next[phase] = group
+            last.next[phase] = group if gathers else None
         self._last = {phase: group}
         follower = group.next.get(phase)
         if follower is not None:

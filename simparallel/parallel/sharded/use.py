@@ -129,11 +129,11 @@ class Use:
         running = running_backward(delivers=True)
         if self._backward is not running:
             self._backward, self._num_left = running, self._num_kept
-            if self._flat is None:
+            if gathers := self._flat is None:
                 self._flat = self.group.gather(self._stored)
             # If backward does not reach all ops of the forward pass.
             running.callbacks.append((BEFORE_OTHERS, self.free))
-            self.order.begin(self.group, "backward")
+            self.order.begin(self.group, "backward", gathers)
         assert self._flat is not None
         return self._flat
 
