@@ -12,7 +12,8 @@ from simparallel.autograd.functions import cast
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.tree_map import change_each
-from simparallel.backend import is_array, to_host
+from simparallel.backend import is_array, random_state, to_host
+from simparallel.base.attributes import setting
 from simparallel.base.checks import check_flags
 from simparallel.base.units import format_type_of
 from simparallel.comm import current
@@ -201,7 +202,9 @@ class FullySharded(Module):
         now.begin(group, "backward" if grad_mode.recomputing else "forward")
         now.depth += 1
         try:
-            with self._running(), use.installed(group, use.tensors):
+            # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
+            part = group.axes.part if is_outermost else random_state.given_part
+            with setting(random_state, given_part=part), self._running(), use.installed(group, use.tensors):
                 y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1

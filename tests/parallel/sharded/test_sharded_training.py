@@ -76,6 +76,19 @@ def test_micro_batches(letters, synchronizes):
     assert found[0].collectives["all_gather"] == (15 if letters == "SSS" else 3)
 
 
+def _with_dropout() -> Any:
+    return sp.nn.Sequential(
+        sp.nn.Linear(5, 7), sp.nn.Dropout(0.5), sp.nn.Linear(7, 9), sp.nn.Dropout(0.5), *mlp((9, 3))
+    )
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_ranks_draw_the_masks_of_their_parts(letters):
+    assert_same(run(3, _with_dropout, letters), run(3, _with_dropout, "DDP"))
+    settings: Any = {"mesh": sp.Mesh((2, 2), PAIR), "axis": PAIR}
+    assert_close(run(4, _with_dropout, letters, **settings), run(4, _with_dropout, "DDP"))
+
+
 @pytest.mark.parametrize("letters", ["RPR", "RPS"])
 def test_recomputed_micro_batches(letters):
     """The first run of a recomputed part decides whether its gradients wait, wherever its backward is called."""
