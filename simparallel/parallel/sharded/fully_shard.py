@@ -59,7 +59,8 @@ def fully_shard(
     their gradients. Tensors are cut into chunks of rows; on the wire the chunks are padded to one size.
 
     Args:
-        module: the same on every rank. It becomes a subclass of its class, with the methods of `FullySharded`.
+        module: the same on every rank; ranks with equal slices take the values of the first of them. It becomes a
+            subclass of its class, with the methods of `FullySharded`.
             Parameters that were made inside `no_init_parameters()` are drawn slice by slice.
         mesh: all ranks; None for one axis of all of them.
         axis: name of the axis of slices. A pair such as ("replicate", "shard") is hybrid sharding: slices along the

@@ -56,6 +56,8 @@ class ShardedGroup:
         letters: where parameters, gradients and state are.
         precision: dtypes to compute and to reduce in; None for that of the parameters.
 
+    Collective: yes, with replicas: they begin with the values of the first.
+
     Attributes:
         parameters: the leaves.
         dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
@@ -96,6 +98,10 @@ class ShardedGroup:
         # The time at which all ranks' slices of a whole array were the present ones; None before the first.
         self._gathered_at: int | None = None
         self._store([p._data for p in self.parameters], [p.shape for p in self.parameters])
+        if axes.replicas is not None:
+            # Reductions keep replicas equal, but do not make them so.
+            with current().for_purpose(f"parameters of {name}"):
+                collectives.broadcast(self.flat, axes.replicas.ranks[0], axes.replicas)
 
     # --- slices ---------------------------------------------------------------------------------------
 

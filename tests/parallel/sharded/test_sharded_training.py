@@ -144,6 +144,18 @@ def test_one_rank_needs_no_collective():
     assert_same([found], run(1, gpt, "DDP", "adam"))
 
 
+def _of_other_values(letters: str, mesh: Any, axis: Any) -> Any:
+    sp.manual_seed(sp.get_rank())
+    return shard(mlp(), letters, mesh=mesh, axis=axis)(np.ones((1, 5), np.float32)).numpy()
+
+
+@pytest.mark.parametrize(("letters", "shape"), [("RPR", (1, 4)), ("RPR", (2, 2)), ("SSS", (2, 2)), ("RSS", (2, 2))])
+def test_replicas_begin_equal(letters, shape):
+    found = sp.launch(_of_other_values, (letters, sp.Mesh(shape, PAIR), PAIR), world_size=4, transport="inline")
+    for values in found:
+        np.testing.assert_array_equal(values, found[0])
+
+
 def _frozen_and_tied() -> Any:
     model = gpt()
     model.positions.weight.requires_grad = False
