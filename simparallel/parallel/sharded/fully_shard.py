@@ -215,7 +215,7 @@ class FullySharded(Module):
 
     def _cast(self, x: Any) -> Any:
         """Return a floating-point input in the dtype of the parameters."""
-        x, dtype = as_tensor(x) if is_array(x) else x, self._sharded.dtype
+        x, dtype = as_tensor(x) if is_array(x) and x.dtype.kind == "f" else x, self._sharded.dtype
         return cast(x, dtype) if isinstance(x, Tensor) and x.dtype.kind == "f" and x.dtype != dtype else x
 
     def _refuse(self) -> None:
@@ -252,6 +252,8 @@ class FullySharded(Module):
 
         Gradients "P" stay whole on each rank, and are reduced with those of the first backward after the block.
         Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
+
+        To give up gradients that wait, call `zero_grad()` of this module: that of an optimizer does not reach them.
         """
         groups = [(group, group.syncs) for group in self._groups()]
         for group, _ in groups:

@@ -298,3 +298,17 @@ def test_a_parameter_may_be_the_result(letters):
             np.testing.assert_array_equal(model(x).numpy(), expected)
 
     _both(program)
+
+
+def test_only_floating_point_inputs_are_cast():
+    class Net(sp.nn.Linear):
+        def forward(self, x: Any, rows: Any = None) -> Any:
+            assert x.dtype == np.float16
+            assert type(rows) is np.ndarray
+            return super().forward(x)[rows]
+
+    def program() -> None:
+        model = fully_shard(Net(3, 2), mp_policy=sp.parallel.MixedPrecision("float16"))
+        assert model(np.ones((2, 3), np.float32), rows=np.array([1])).shape == (1, 2)
+
+    _both(program)
