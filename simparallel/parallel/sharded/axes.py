@@ -22,6 +22,7 @@ class Axes:
 
     Attributes:
         size: number of slices; `rank`: the number of this rank's.
+        part: which part of the batch this rank has, and how many there are.
         shard, replicas: the ranks with which this one shares slices, and those with the same slice; None for no others.
 
     Raises:
@@ -50,7 +51,9 @@ class Axes:
         cut, equal = ((names[-1],), names[:-1]) if shards else ((), names)
         self.shard, self.replicas = self._group(cut), self._group(equal)
         self.size = self.shard.size if self.shard else 1
-        self.rank: int = self.shard.rank if self.shard and self.shard.rank is not None else 0
+        self.rank = _rank_in(self.shard)
+        replicas = self.replicas.size if self.replicas else 1
+        self.part = _rank_in(self.replicas) * self.size + self.rank, replicas * self.size
 
     def _group(self, names: tuple[str, ...]) -> Group | None:
         if not names or len(self.mesh.groups(names)[0]) == 1:
@@ -65,3 +68,7 @@ class Axes:
     def placement(self, shape: tuple[int, ...]) -> Placement:
         """Return the placement of a tensor of which each rank has its chunk of rows."""
         return placement(Layout.of_mesh(self.mesh)(self._axis, *["None"] * (len(shape) - 1)), shape)
+
+
+def _rank_in(group: Group | None) -> int:
+    return 0 if group is None else group.rank or 0

@@ -12,7 +12,8 @@ from simparallel.autograd.functions import cast
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.tree_map import change_each
-from simparallel.backend import is_array, to_host
+from simparallel.backend import is_array, random_state, to_host
+from simparallel.base.attributes import setting
 from simparallel.base.checks import check_flags
 from simparallel.base.units import format_type_of
 from simparallel.comm import current
@@ -58,7 +59,8 @@ def fully_shard(
     their gradients. Tensors are cut into chunks of rows; on the wire the chunks are padded to one size.
 
     Args:
-        module: the same on every rank. It becomes a subclass of its class, with the methods of `FullySharded`.
+        module: the same on every rank; ranks with equal slices take the values of the first of them. It becomes a
+            subclass of its class, with the methods of `FullySharded`.
             Parameters that were made inside `no_init_parameters()` are drawn slice by slice.
         mesh: all ranks; None for one axis of all of them.
         axis: name of the axis of slices. A pair such as ("replicate", "shard") is hybrid sharding: slices along the
@@ -78,7 +80,7 @@ def fully_shard(
             with a parameter of no dims, of several dtypes, cut already, with a gradient or the state of an optimizer;
             parameters that a DistributedDataParallel reduces, or another group has. Nothing was changed. In backward:
             an optimizer of this group also has parameters that nobody reduces. In forward: inside of AutoParallel, or
-            as the model of a Pipeline, whose stages are to be groups.
+            as the model of a Pipeline, whose stages are to be groups; a parameter was replaced, or has another dtype.
         UnusedParameterError: (in backward) only some parameters of the group got a gradient.
 
     Collective: yes, and so are forward and backward.
@@ -195,12 +197,15 @@ class FullySharded(Module):
         reshards = not is_outermost if group.reshards is None else group.reshards
         if group.dtype != group.flat.dtype:
             inputs, kwargs = change_each((inputs, kwargs), self._cast)
+        group.check_places()
         use = Use(group, now)
         # A part that is recomputed is followed by the one before it.
         now.begin(group, "backward" if grad_mode.recomputing else "forward")
         now.depth += 1
         try:
-            with self._running(), use.installed(group, use.tensors):
+            # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
+            part = group.axes.part if is_outermost else random_state.given_part
+            with setting(random_state, given_part=part), self._running(), use.installed(group, use.tensors):
                 y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1
@@ -210,7 +215,7 @@ class FullySharded(Module):
 
     def _cast(self, x: Any) -> Any:
         """Return a floating-point input in the dtype of the parameters."""
-        x, dtype = as_tensor(x) if is_array(x) else x, self._sharded.dtype
+        x, dtype = as_tensor(x) if is_array(x) and x.dtype.kind == "f" else x, self._sharded.dtype
         return cast(x, dtype) if isinstance(x, Tensor) and x.dtype.kind == "f" and x.dtype != dtype else x
 
     def _refuse(self) -> None:
@@ -247,6 +252,8 @@ class FullySharded(Module):
 
         Gradients "P" stay whole on each rank, and are reduced with those of the first backward after the block.
         Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
+
+        To give up gradients that wait, call `zero_grad()` of this module: that of an optimizer does not reach them.
         """
         groups = [(group, group.syncs) for group in self._groups()]
         for group, _ in groups:

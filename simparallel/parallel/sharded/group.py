@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from simparallel import collectives
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tape import is_written_since
@@ -20,6 +22,7 @@ from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import BUFFERS, PARAMETERS
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Work, current
+from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
@@ -28,7 +31,7 @@ from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows
-from simparallel.parallel.sharded.stored import STORED
+from simparallel.parallel.sharded.stored import STORED, WHOLE
 
 # A module, and the name under which it has a parameter.
 Place = tuple[Module, str]
@@ -53,16 +56,19 @@ class ShardedGroup:
         letters: where parameters, gradients and state are.
         precision: dtypes to compute and to reduce in; None for that of the parameters.
 
+    Collective: yes, with replicas: they begin with the values of the first.
+
     Attributes:
         parameters: the leaves.
-        dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced.
+        dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
+            several micro-batches that are not reduced yet, the wider one of that and the parameters' dtype.
         kept: whole parameters that stay from step to step, by tensor; None if each use gathers its own.
         reshards: the whole parameters are freed after forward, and gathered again in backward; None until it is known
             whether this group is the outermost.
         syncs: backward reduces the gradients of forward passes that begin now.
         partial: gradients that are not reduced yet: numbers of the parameters, the gradients by rank, and which of the
             parameters have one.
-        next: "forward" or "backward" -> the group that was used after this one.
+        next: "forward" or "backward" -> the group that was used after this one; None if that had its parameters.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class ShardedGroup:
         self._stored_dtype = self.parameters[0].dtype
         self.dtype = (precision and precision.param_dtype) or self._stored_dtype
         self.travel_dtype = (precision and precision.travel_dtype) or self._stored_dtype
+        self.sum_dtype = np.promote_types(self._stored_dtype, self.travel_dtype)
         # Whole parameters of the stored dtype contain the slices.
         self._holds_slices = letters.keeps_whole and self.dtype == self._stored_dtype
         self.kept: Array | None = None
@@ -86,11 +93,15 @@ class ShardedGroup:
         self.reshards: bool | None = None
         self.syncs = True
         self.partial: tuple[tuple[int, ...], Array, set[int]] | None = None
-        self.next: dict[str, ShardedGroup] = {}
+        self.next: dict[str, ShardedGroup | None] = {}
         self._ahead: Gathering | None = None
         # The time at which all ranks' slices of a whole array were the present ones; None before the first.
         self._gathered_at: int | None = None
         self._store([p._data for p in self.parameters], [p.shape for p in self.parameters])
+        if axes.replicas is not None:
+            # Reductions keep replicas equal, but do not make them so.
+            with current().for_purpose(f"parameters of {name}"):
+                collectives.broadcast(self.flat, axes.replicas.ranks[0], axes.replicas)
 
     # --- slices ---------------------------------------------------------------------------------------
 
@@ -126,15 +137,35 @@ class ShardedGroup:
             p._data = own_slice
             if self.axes.shard is not None:
                 p.placement, p.interpreter = self.axes.placement(shape), STORED
+            elif self.axes.replicas is not None:
+                p.interpreter = WHOLE
         self._gathered_at = None
 
     def _follow_values(self) -> None:
         """Take over arrays that the program has assigned to the parameters.
 
-        The array in use stays as it is: a forward that awaits its backward reads it.
+        The array in use stays as it is: a forward that awaits its backward reads it. Another dtype is refused.
         """
         if any(p._data is not own for p, own in zip(self.parameters, self.slices, strict=True)):
+            other = next((p for p in self.parameters if p._data.dtype != self._stored_dtype), None)
+            if other is not None:
+                raise InputError(
+                    f"fully_shard: {other.name or 'a parameter'} of {self.name} is {other._data.dtype} now, and was "
+                    f"{self._stored_dtype}. Convert the model before fully_shard, or compute in another dtype by "
+                    "mp_policy=MixedPrecision(param_dtype=...)."
+                )
             self._store([p._data for p in self.parameters], self.rows.shapes)
+
+    def check_places(self) -> None:
+        """Refuse modules in which the program has replaced a parameter. Raises InputError."""
+        for p, own in zip(self.parameters, self.places, strict=True):
+            for module, name in own:
+                if module._parameters.get(name) is not p:
+                    raise InputError(
+                        f"fully_shard: {p.name or name} of {self.name} was replaced by another tensor, which no group "
+                        "has. Write values by load_full_state_dict() or p.data = ..., and replace parameters before "
+                        "fully_shard."
+                    )
 
     # --- gathering --------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from simparallel.autograd import Backward, Tensor, running_backward
@@ -44,9 +45,11 @@ class UseOrder:
         self._finishing: Backward | None = None
         # id of a parameter -> the parameter of a group.
         self._grouped: dict[int, weakref.ref[Tensor]] = {}
+        self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def add(self, group: ShardedGroup) -> None:
-        """Note the parameters of a new group."""
+        """Note a new group and its parameters."""
+        self._groups.add(group)
         self._grouped |= {id(p): weakref.ref(p) for p in group.parameters}
 
     def has(self, parameter: Tensor) -> bool:
@@ -54,12 +57,35 @@ class UseOrder:
         found = self._grouped.get(id(parameter))
         return found is not None and found() is parameter
 
-    def begin(self, group: ShardedGroup, phase: str) -> None:
-        """Note that a group is used, and gather the next one. Collective: yes."""
+    def syncs(self) -> dict[ShardedGroup, bool]:
+        """Return which groups reduce the gradients of forward passes that begin now."""
+        return {group: group.syncs for group in self._groups}
+
+    @staticmethod
+    @contextmanager
+    def syncing(syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
+        """Let groups reduce gradients as they did at the time of `syncs()`, inside the block."""
+        before = [(group, group.syncs) for group in syncs]
+        for group, value in syncs.items():
+            group.syncs = value
+        try:
+            yield
+        finally:
+            for group, value in before:
+                group.syncs = value
+
+    def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:
+        """Note that a group is used, and gather the next one. Collective: yes.
+
+        Args:
+            group: the group.
+            phase: "forward" or "backward".
+            gathers: this use needs the parameters; else they were there, and it is no use to gather them ahead.
+        """
         # The first group of a pass through the outermost module follows none.
         last = None if phase == "forward" and not self.depth else self._last.get(phase)
         if last is not None and last is not group:
-            last.next[phase] = group
+            last.next[phase] = group if gathers else None
         self._last = {phase: group}
         follower = group.next.get(phase)
         if follower is not None:

@@ -12,7 +12,7 @@ their places in the flat array, so that the array is freed; the op whose backwar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tree_map import leaves
 from simparallel.backend import Array, get_namespace, is_array
-from simparallel.clock.memory import owner_of
+from simparallel.clock.memory import GRADIENTS, owner_of
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import current
 from simparallel.errors import InputError, UnusedParameterError
 from simparallel.nn.deferred import placeholder
@@ -113,8 +114,11 @@ class Use:
                     view.drop(node.ctx)
             node.op = _Kept(node.op, self, found if reshards else [])  # type: ignore[assignment]
         if reshards:
+            # A module may return a parameter itself.
+            returned = set(map(id, leaves(results)))
             for tensor in tensors:
-                tensor._data = placeholder(tensor._data.shape, tensor._data.dtype)
+                if id(tensor) not in returned:
+                    tensor._data = placeholder(tensor._data.shape, tensor._data.dtype)
         if reshards or not self._num_kept:
             self._flat = None
 
@@ -125,23 +129,23 @@ class Use:
         running = running_backward(delivers=True)
         if self._backward is not running:
             self._backward, self._num_left = running, self._num_kept
-            if self._flat is None:
+            if gathers := self._flat is None:
                 self._flat = self.group.gather(self._stored)
             # If backward does not reach all ops of the forward pass.
             running.callbacks.append((BEFORE_OTHERS, self.free))
-            self.order.begin(self.group, "backward")
+            self.order.begin(self.group, "backward", gathers)
         assert self._flat is not None
         return self._flat
 
     @contextmanager
-    def installed_again(self, flat: Array) -> Iterator[None]:
-        """Let the modules read the parameters as in forward, inside the block; tensors on the tape are the same."""
+    def installed_again(self, flat: Array, syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
+        """Let modules run as in forward, inside the block: with the same tensors as parameters, and with `syncs`."""
         tensors = []
         for known, array, p in zip(self._known, self.group.rows.tensors(flat), self.group.parameters, strict=True):
             x = known()
             tensors.append(Tensor._result(array, None, p._device) if x is None else x)
             tensors[-1]._data = array
-        with self.installed(self.group, tensors):
+        with self.installed(self.group, tensors), self.order.syncing(syncs):
             yield
 
     def count(self) -> None:
@@ -185,10 +189,14 @@ class _WholeParameters(Reversible):
                     "accumulated without synchronisation; reduce these gradients first, or call zero_grad()."
                 )
             before += dy
-            dy, arrived = before, arrived | already
-            group.partial = None
+            arrived, group.partial = arrived | already, None
+            if self._syncs and before.dtype != dy.dtype:
+                dy[...] = before
+            else:
+                dy = before
         if not self._syncs:
-            group.partial = self.numbers, dy, arrived
+            group.partial = self.numbers, dy.astype(group.sum_dtype, copy=False), arrived
+            observer_of(group.parameters[0]._device).memory.hold(group.partial[1], GRADIENTS)
         else:
             unused = [group.parameters[i].name for k, i in enumerate(self.numbers) if k not in arrived]
             if unused:
@@ -231,6 +239,8 @@ class _Kept(Reversible):
 
     def __init__(self, op: Any, use: Use, views: Sequence[_View]) -> None:
         self._op, self._use, self._views = op, use, views
+        # Groups that run again gather anew; the place of the first run decides whether they reduce gradients.
+        self._syncs = use.order.syncs() if op.runs_modules else {}
         self.accumulates, self.fills_grad_buffers = op.accumulates, op.fills_grad_buffers
         self.is_product, self.runs_modules, self.consumed = op.is_product, op.runs_modules, op.consumed
 
@@ -238,7 +248,7 @@ class _Kept(Reversible):
         flat = self._use.flat()
         for view in self._views:
             view.bring_back(ctx, flat)
-        with self._use.installed_again(flat) if self._op.runs_modules else nullcontext():
+        with self._use.installed_again(flat, self._syncs) if self._op.runs_modules else nullcontext():
             found: Sequence[Array | None] = self._op.run_backward(ctx, dy)
         self._use.count()
         return found

@@ -94,6 +94,7 @@ def train(
     mesh: Any = None,
     axis: Any = "shard",
     precision: Any = None,
+    reshards: bool | None = None,
     steps: int = 3,
 ) -> Trained:
     """Train on this rank's batches; `letters` is "DDP", or the letters of fully_shard."""
@@ -107,7 +108,7 @@ def train(
     if letters == "DDP":
         run: Any = sp.parallel.DistributedDataParallel(model, mixed_precision=precision)
     else:
-        run = shard(model, letters, mesh=mesh, axis=axis, mp_policy=precision)
+        run = shard(model, letters, mesh=mesh, axis=axis, mp_policy=precision, reshard_after_forward=reshards)
     step, draw = OPTIMIZERS[optimizer](model.parameters()), batches(model, sp.get_rank())
     losses, norms, recorder, start = [], [], current_recorder(), 0
     assert recorder is not None

@@ -34,6 +34,9 @@ def test_collectives_and_bytes(make, ranks):
         assert found.collectives == {"all_gather": count, "reduce_scatter": blocks + 1}
         assert found.sent_bytes["all_gather"] == round(share * size_bytes)
         assert found.sent_bytes["reduce_scatter"] == round(share * size)
+    # Parameters that stay until backward are not gathered ahead for it.
+    found = sp.launch(train, (make, "SSS"), {"reshards": False}, world_size=ranks, transport="inline")[0]
+    assert found.collectives == {"all_gather": blocks + 1, "reduce_scatter": blocks + 1}
     found = sp.launch(train, (make, "DDP"), world_size=ranks, transport="inline")[0]
     assert found.sent_bytes["all_reduce"] == round(2 * share * 4 * sum(p.size for p in model.parameters()))
 

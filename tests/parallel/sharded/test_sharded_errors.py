@@ -141,6 +141,21 @@ def test_gathered_parameters_are_never_stale(letters):
     _both(program)
 
 
+@pytest.mark.parametrize("what", ["replaced", "converted"])
+@pytest.mark.parametrize("letters", ["RPR", "RSS", "SSS"])
+def test_parameters_that_are_not_those_of_the_group(what, letters):
+    def program() -> None:
+        model = shard(mlp(), letters)
+        if what == "replaced":
+            model[2].weight = sp.nn.Parameter(np.zeros((9, 7), np.float32))
+        else:
+            model.double()
+        with refused(InputError):
+            model(np.ones((2, 5), np.float32))
+
+    _both(program)
+
+
 def test_changes_before_backward_are_an_error():
     def program(letters: str) -> None:
         model = shard(mlp(), letters)
@@ -181,6 +196,33 @@ def test_stored_parameter_outside_of_its_module():
     _both(program)
 
 
+def test_whole_parameter_outside_of_its_module():
+    """Every rank has the values, but nobody would reduce the gradient of this use."""
+
+    class Tied(sp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.norm = sp.nn.Linear(4, 3, bias=False), sp.nn.LayerNorm(3)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.into(x)) @ self.into.weight.T.T
+
+    def program() -> None:
+        model, x = Tied(), np.ones((2, 4), np.float32)
+        for part in (model.into, model):
+            fully_shard(part, **dict(zip(("parameter", "gradient", "state"), "RPR", strict=True)))
+        with refused(LayoutError):
+            model(x)
+        with sp.no_grad():
+            model(x)
+        # A penalty is the same on all ranks.
+        penalty = (model.into.weight * model.into.weight).sum() * 0.5
+        penalty.backward()
+        np.testing.assert_array_equal(model.into.weight.grad.numpy(), model.into.weight.numpy())
+
+    _both(program)
+
+
 def test_automatic_parallelism_is_refused():
     def program() -> None:
         model = shard(mlp(), "SSS")
@@ -217,5 +259,56 @@ def test_model_of_a_pipeline_is_refused():
         pipeline = sp.parallel.Pipeline(model, sp.nn.CrossEntropyLoss(), microbatches=2, mesh=mesh, balance=(3, 2))
         with refused(InputError):
             pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
+
+    _both(program)
+
+
+class _Table(sp.nn.Module):
+    """A module whose result is its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = sp.nn.Parameter(np.arange(6, dtype=np.float32).reshape(3, 2))
+
+    def forward(self) -> Any:
+        return self.weight
+
+
+@pytest.mark.parametrize("letters", ["RSS", "SSS"])
+def test_a_parameter_may_be_the_result(letters):
+    class Net(sp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = _Table(), sp.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x * self.table())
+
+    def program() -> None:
+        model, x = Net(), np.full((3, 2), 2, np.float32)
+        expected = model(x).numpy()
+        for part in (model.table, model):
+            fully_shard(part, parameter=letters[0], gradient=letters[1], state=letters[2])
+        y = model(x)
+        np.testing.assert_array_equal(y.numpy(), expected)
+        y.sum().backward()
+        slopes = 2 * model.layer.weight.full_tensor().numpy().sum(axis=0)
+        np.testing.assert_allclose(model.table.weight.grad.full_tensor().numpy(), np.tile(slopes, (3, 1)), rtol=1e-6)
+        with sp.no_grad():
+            np.testing.assert_array_equal(model(x).numpy(), expected)
+
+    _both(program)
+
+
+def test_only_floating_point_inputs_are_cast():
+    class Net(sp.nn.Linear):
+        def forward(self, x: Any, rows: Any = None) -> Any:
+            assert x.dtype == np.float16
+            assert type(rows) is np.ndarray
+            return super().forward(x)[rows]
+
+    def program() -> None:
+        model = fully_shard(Net(3, 2), mp_policy=sp.parallel.MixedPrecision("float16"))
+        assert model(np.ones((2, 3), np.float32), rows=np.array([1])).shape == (1, 2)
 
     _both(program)

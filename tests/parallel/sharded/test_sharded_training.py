@@ -76,6 +76,28 @@ def test_micro_batches(letters, synchronizes):
     assert found[0].collectives["all_gather"] == (15 if letters == "SSS" else 3)
 
 
+def _with_dropout() -> Any:
+    return sp.nn.Sequential(
+        sp.nn.Linear(5, 7), sp.nn.Dropout(0.5), sp.nn.Linear(7, 9), sp.nn.Dropout(0.5), *mlp((9, 3))
+    )
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_ranks_draw_the_masks_of_their_parts(letters):
+    assert_same(run(3, _with_dropout, letters), run(3, _with_dropout, "DDP"))
+    settings: Any = {"mesh": sp.Mesh((2, 2), PAIR), "axis": PAIR}
+    assert_close(run(4, _with_dropout, letters, **settings), run(4, _with_dropout, "DDP"))
+
+
+@pytest.mark.parametrize("letters", ["RPR", "RPS"])
+def test_recomputed_micro_batches(letters):
+    """The first run of a recomputed part decides whether its gradients wait, wherever its backward is called."""
+    settings: Any = {"micro_batches": 3, "checkpoint": CheckpointOutside}
+    found = run(3, gpt, letters, **settings)
+    assert_same(found, run(3, gpt, "DDP", micro_batches=3))
+    assert found[0].collectives["all_reduce" if letters == "RPR" else "reduce_scatter"] == 3
+
+
 @pytest.mark.parametrize("letters", LETTERS)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (3, 2)])
 def test_hybrid_sharding(letters, shape):
@@ -108,10 +130,30 @@ def test_mixed_precision_equals_ddp(letters, reduce_dtype, ranks):
         assert found[0].sent_bytes["all_gather"] * 2 == plain[0].sent_bytes["all_gather"]
 
 
+@pytest.mark.parametrize("letters", ["RPR", "RPS", "SSS"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_micro_batches_in_mixed_precision_equal_ddp(letters, ranks):
+    """Gradients of float16 that wait for the last micro-batch add up in the dtype of the parameters."""
+    settings: Any = {"precision": sp.parallel.MixedPrecision("float16"), "micro_batches": 3, "synchronizes": False}
+    assert_same(run(ranks, mlp, letters, "adam", **settings), run(ranks, mlp, "DDP", "adam", **settings))
+
+
 def test_one_rank_needs_no_collective():
     (found,) = run(1, gpt, "SSS", "adam")
     assert not found.collectives
     assert_same([found], run(1, gpt, "DDP", "adam"))
+
+
+def _of_other_values(letters: str, mesh: Any, axis: Any) -> Any:
+    sp.manual_seed(sp.get_rank())
+    return shard(mlp(), letters, mesh=mesh, axis=axis)(np.ones((1, 5), np.float32)).numpy()
+
+
+@pytest.mark.parametrize(("letters", "shape"), [("RPR", (1, 4)), ("RPR", (2, 2)), ("SSS", (2, 2)), ("RSS", (2, 2))])
+def test_replicas_begin_equal(letters, shape):
+    found = sp.launch(_of_other_values, (letters, sp.Mesh(shape, PAIR), PAIR), world_size=4, transport="inline")
+    for values in found:
+        np.testing.assert_array_equal(values, found[0])
 
 
 def _frozen_and_tied() -> Any:
