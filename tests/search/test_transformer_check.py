@@ -80,7 +80,7 @@ def check(count, seed):
         assert time <= (0.04 if schedule == "zb_h1" else 0.03), told
         assert memory <= limit, told
         if number % 5 == 0:
-            assert errors(compared(plan, schedule, preset, "plain"))[0] <= 0.03, (plan, schedule, preset)
+            assert errors(compared(plan, schedule, preset, "plain"))[0] <= 0.05, (plan, schedule, preset)
 
 
 def test_closed_form_and_dry_run_of_a_few_plans():
