@@ -86,9 +86,11 @@ class DataLoader:
             sampler = RandomSampler(dataset, seed) if shuffle else SequentialSampler(dataset)
         self.sampler: Any = sampler
         if len(self) == 0:
+            if not len(sampler):
+                raise InputError("DataLoader: the sampler has no samples; use more data.")
             raise InputError(
-                f"DataLoader: {len(sampler)} samples with batch_size={batch_size} and drop_last={drop_last} "
-                "do not make a batch; use more data, a smaller batch or drop_last=False."
+                f"DataLoader: {len(sampler)} samples are fewer than batch_size={batch_size}, and drop_last=True drops "
+                "an incomplete batch; use more data, a smaller batch or drop_last=False."
             )
 
     def __len__(self) -> int:

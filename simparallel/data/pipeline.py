@@ -377,9 +377,11 @@ class Batched(Pipeline):
         self.batch_size = check_integer("batch", "batch_size", batch_size, 1)
         self.drop_remainder = bool(drop_remainder)
         if self.get_dataset_size() == 0:
+            if not child.get_dataset_size():
+                raise InputError("batch: the data set has no rows; use more data.")
             raise InputError(
-                f"batch: {child.get_dataset_size()} rows with batch_size={batch_size} and drop_remainder="
-                f"{drop_remainder} do not make a batch; use more data, a smaller batch or drop_remainder=False."
+                f"batch: {child.get_dataset_size()} rows are fewer than batch_size={batch_size}, and "
+                "drop_remainder=True drops an incomplete batch; use more data, a smaller batch or drop_remainder=False."
             )
 
     def plans(self, epoch: int) -> Iterator[RowPlan]:

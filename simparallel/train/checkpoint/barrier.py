@@ -27,7 +27,7 @@ class RankBarrier:
         if self.group.rank is None:
             raise CheckpointError(
                 f"rank {self.communicator.rank} is not in the group of ranks {self.group.ranks}; only these ranks "
-                "may call it."
+                "may save or restore its checkpoints."
             )
         self.rank: int = self.group.rank
         self.size: int = self.group.size
