@@ -207,7 +207,10 @@ def step_time(
     # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     alike = plan.like_stages
-    stages = {stage: price.stage(stage, schedule not in FORMULAS) for stage in alike}
+    is_split = schedule not in FORMULAS and any(
+        "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
+    )
+    stages = {stage: price.stage(stage, is_split) for stage in alike}
     slowest = max(stages, key=lambda stage: stages[stage].sum_ps)
     own = stages[slowest]
     all_ps = sum(len(alike[stage]) * stages[stage].sum_ps for stage in alike)

@@ -171,11 +171,15 @@ def test_formula_is_the_clock_of_the_schedule(chunks, schedule):
     """The formula of 1F1B beside its own list of actions, for stages with tables and without."""
     plain = small(pipeline=4, chunks=chunks)
     clocked = small(pipeline=4, chunks=chunks, schedule="looped_bfs" if chunks > 1 else "zb_h2")
-    assert plain.breakdown["compute"] <= clocked.breakdown["compute"] < 1.05 * plain.breakdown["compute"]
     if chunks > 1:
+        # Gradients of inputs and of weights are one action, as in the formula.
+        assert clocked.breakdown["compute"] == plain.breakdown["compute"]
         assert small(pipeline=4, chunks=chunks, schedule=schedule).step_time_s == pytest.approx(
             plain.step_time_s, rel=0.02
         )
+    else:
+        # Apart, both gradients of a product start two kernels instead of one.
+        assert plain.breakdown["compute"] < clocked.breakdown["compute"] < 1.05 * plain.breakdown["compute"]
 
 
 def test_uneven_stages_add_up():

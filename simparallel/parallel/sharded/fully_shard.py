@@ -62,7 +62,8 @@ def fully_shard(
         module: the same on every rank; ranks with equal slices take the values of the first of them. It becomes a
             subclass of its class, with the methods of `FullySharded`.
             Parameters that were made inside `no_init_parameters()` are drawn slice by slice.
-        mesh: all ranks; None for one axis of all of them.
+        mesh: all ranks; None for one axis of all of them. Gradients are summed along the named axes alone: ranks that
+            differ in another one, such as stages, have other parameters.
         axis: name of the axis of slices. A pair such as ("replicate", "shard") is hybrid sharding: slices along the
             second axis, and equal ones along the first.
         parameter, gradient, state: the letters. With gradient "S" each micro-batch is reduced; with "P" those inside
