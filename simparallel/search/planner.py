@@ -183,10 +183,13 @@ def pareto_plans(
         found.append(free)
         # Plans whose sums overlap with work are a front of their own: the model weighs all sums by one number.
         weights = [free.exposed, free.exposed if settings.gamma is not None else _exposed(space, free, start)]
-        for exposed in weights[: 1 + (abs(weights[1] - weights[0]) > _CLOSE)]:
+        if abs(weights[1] - weights[0]) < _CLOSE:
+            weights.pop()
+        for exposed in weights:
             problem = space.problem(exposed)
-            front = [*pareto(problem, points=points), Solution.of(problem, start, problem.least, "data parallelism")]
-            found += [Found.of(space, each, exposed) for each in front]
+            front = pareto(problem, points=max(2, points // len(weights)))
+            known = Solution.of(problem, start, problem.least, "data parallelism")
+            found += [Found.of(space, each, exposed) for each in (*front, known)]
         if progress is not None:
             progress(number / len(spaces))
     limit = settings.memory_limit_bytes
