@@ -46,7 +46,37 @@ def _has_elements(found: Any) -> bool:
     return isinstance(found, (np.ndarray, np.generic)) and not isinstance(found, DryArray)
 
 
-class DryArray(np.ndarray):
+class _Unknown:
+    """The questions about a value that a dry run does not know."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _unknown("numpy.asarray()")
+
+    # Python would turn an `UnknownNumber` into a plain NaN here, and a decision by NaN raises no error.
+    def __bool__(self) -> bool:
+        return bool(_given("a decision by a value"))
+
+    def __float__(self) -> float:
+        return float(_given("float()"))
+
+    def __int__(self) -> int:
+        return int(_given("int()"))
+
+    def __index__(self) -> int:
+        return int(_given("an index"))
+
+    def __str__(self) -> str:
+        return "?"
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing, where a function of NumPy only writes elements."""
+
+
+class DryArray(_Unknown, np.ndarray):
     """An array of a shape and dtype without elements. Made by `empty`; results of dry arrays are dry."""
 
     @property
@@ -123,14 +153,7 @@ class DryArray(np.ndarray):
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-    def fill(self, value: Any) -> None:
-        pass
-
-    def sort(self, axis: int = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> None:  # type: ignore[override]
-        pass
+    __setitem__ = fill = sort = partition = put = _nothing
 
     def argsort(self, axis: int | None = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:  # type: ignore[override]
         return empty(self.shape if axis is not None else (self.size,), np.intp)
@@ -158,12 +181,6 @@ class DryArray(np.ndarray):
     def byteswap(self, inplace: bool = False) -> Any:
         return self if inplace else self.copy()
 
-    def partition(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def put(self, *_: Any, **__: Any) -> None:
-        pass
-
     def argpartition(self, kth: Any, axis: int = -1, kind: Any = None, order: Any = None) -> Any:  # type: ignore[override]
         return empty(self.shape, np.intp)
 
@@ -187,30 +204,11 @@ class DryArray(np.ndarray):
     def item(self, *args: Any) -> Any:
         return value_of("item()")
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise _unknown("numpy.asarray()")
-
-    # Python would turn an `UnknownNumber` into a plain NaN here, and a decision by NaN raises no error.
-    def __bool__(self) -> bool:
-        return bool(_given("a decision by a value"))
-
-    def __float__(self) -> float:
-        return float(_given("float()"))
-
-    def __int__(self) -> int:
-        return int(_given("int()"))
-
-    def __index__(self) -> int:
-        return int(_given("an index"))
-
     def __repr__(self) -> str:
         return f"DryArray(shape={self.shape}, dtype={self.dtype})"
 
     def __str__(self) -> str:
         return repr(self) if self.shape else "?"
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
 
     def __reduce__(self) -> Any:
         return empty, (self.shape, self.dtype)
@@ -228,7 +226,7 @@ for _name in _READING.split():
     setattr(DryArray, _name, _refused(_name))
 
 
-class DryScalar(np.lib.mixins.NDArrayOperatorsMixin):
+class DryScalar(_Unknown, np.lib.mixins.NDArrayOperatorsMixin):
     """The counterpart of a NumPy scalar, which a full reduction gives: it is not an array, and takes no memory."""
 
     def __init__(self, dtype: Any) -> None:
@@ -258,26 +256,7 @@ class DryScalar(np.lib.mixins.NDArrayOperatorsMixin):
     def reshape(self, *shape: Any) -> Any:
         return self if shape in ((), ((),)) else empty((1,), self._array.dtype).reshape(*shape)
 
-    def __bool__(self) -> bool:
-        return bool(self._array)
-
-    def __float__(self) -> float:
-        return float(self._array)
-
-    def __int__(self) -> int:
-        return int(self._array)
-
-    def __index__(self) -> int:
-        return self._array.__index__()
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise _unknown("numpy.asarray()")
-
-    def __repr__(self) -> str:
-        return "?"
-
-    def __format__(self, spec: str) -> str:
-        return "?"
+    __repr__ = _Unknown.__str__
 
 
 class UnknownNumber(float):
@@ -300,13 +279,8 @@ class UnknownNumber(float):
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __trunc__ = _asked
     __hash__ = float.__hash__
 
-    def __repr__(self) -> str:
-        return "?"
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return "?"
+    __repr__ = __str__ = _Unknown.__str__
+    __format__ = _Unknown.__format__
 
 
 class _Given(RankLocal):
@@ -607,14 +581,6 @@ def _pad(x: Any, pad_width: Any, mode: Any = "constant", **_: Any) -> Any:
 
 def _sorted(x: Any, *_: Any, **__: Any) -> Any:
     return x.copy()
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _filled(x: Any, *_: Any, dtype: Any = None, order: Any = "K", shape: Any = None, **__: Any) -> Any:
-    return _like(x, dtype, order, shape=shape)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
