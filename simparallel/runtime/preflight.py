@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_right
 from types import FrameType
 
 from simparallel.base.callsite import is_inside, place
@@ -84,14 +85,8 @@ def needed_bytes(world_size: int) -> int:
 
 def room_for_ranks(free_bytes: int) -> int:
     """Return the largest number of ranks whose `needed_bytes` fit into `free_bytes`."""
-    # Double until it is too many, then bisect: the estimate is quadratic in the number of ranks.
-    few, many = 0, 1
-    while needed_bytes(many) <= free_bytes:
-        few, many = many, 2 * many
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if needed_bytes(middle) <= free_bytes else (few, middle)
-    return few
+    # More ranks than their own bytes allow do not fit in any case.
+    return bisect_right(range(1, free_bytes // RANK_BYTES + 1), free_bytes, key=needed_bytes)
 
 
 def check_memory(world_size: int) -> None:

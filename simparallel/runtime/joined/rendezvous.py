@@ -101,15 +101,8 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
         SharedMemoryError: there is not enough memory.
     """
     check_system()
-    hello = Hello(
-        PROTOCOL,
-        ControlMap(identity.world_size).num_words,
-        identity.key,
-        identity.rank,
-        identity.world_size,
-        identity.node,
-        identity.device_id,
-    )
+    layout, place = ControlMap(identity.world_size).num_words, (identity.node, identity.device_id)
+    hello = Hello(PROTOCOL, layout, identity.key, identity.rank, identity.world_size, *place)
     deadline = time.monotonic() + limit_s
     life = own_life()
     try:
