@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -21,7 +23,6 @@ import numpy as np
 
 from simparallel.backend import has_data, register_namespace
 from simparallel.base.callsite import LIBRARIES, user_line
-from simparallel.base.strides import reshapes_in_place
 from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 from simparallel.rank_local import RankLocal
@@ -369,6 +370,27 @@ def _result(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def _scalar(value: Any) -> Any:
     return DryScalar(value.dtype) if isinstance(value, DryArray) and not value.shape else value
+
+
+def reshapes_in_place(x: np.ndarray, shape: tuple[Any, ...], order: str) -> bool:
+    """Tell whether NumPy reshapes an array without a copy: new dims begin wherever the steps of the old ones break.
+
+    Since 2.1 NumPy itself can be asked, by `copy=False`.
+    """
+    is_fortran = order == "F" or (order == "A" and x.flags.fnc)
+    if not x.size or (x.flags.f_contiguous if is_fortran else x.flags.c_contiguous):
+        return True
+    sizes = tuple(shape[0]) if np.iterable(shape[0]) else shape
+    sizes = tuple(x.size // (abs(math.prod(sizes)) or 1) if size == -1 else size for size in sizes)
+    towards_front = slice(None) if is_fortran else slice(None, None, -1)
+    begins = set(accumulate(sizes[towards_front], mul))
+    inner, step = 1, None
+    for size, stride in zip(x.shape[towards_front], x.strides[towards_front], strict=True):
+        if size > 1:
+            if step not in (None, stride) and inner not in begins:
+                return False
+            inner, step = inner * size, stride * size
+    return True
 
 
 # --- ufuncs -------------------------------------------------------------------------------------------

@@ -95,19 +95,8 @@ def in_place(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bo
             return x
 
         return result.then(give) if isinstance(result, Work) else give(result)
-    # GPU memory is communicated through a copy on the host.
     with named_range(op):
-        host = _host_copy(array)
-        result = communicate(host)
-
-    def copy_back() -> Any:
-        array[...] = to_device_like(host, array)
-        return x
-
-    if isinstance(result, Work):
-        # The copy back is part of the first `wait()`, so it happens at the same place of the program on every rank.
-        return result.then(lambda _: copy_back())
-    return copy_back()
+        return filled(op, x, communicate)
 
 
 def check_needs_no_gradient(op: str, x: Any) -> None:
@@ -136,13 +125,17 @@ def into(op: str, x: Any, out: Any, communicate: Callable[[Array, Any], Any], *,
 
 
 def filled(op: str, out: Any, communicate: Callable[[Any], Any]) -> Any:
-    """Let `communicate` fill the host memory of `out`, an array or Tensor or a list of them; return `out`."""
+    """Let `communicate` write to the host memory of `out`, an array or Tensor or a list of them; return `out`.
+
+    GPU memory is communicated through a copy on the host.
+    """
     is_list = isinstance(out, (list, tuple))
     outs = out if is_list else [out]
     arrays = [array_of(f"{op}: out", one) for one in outs]
-    hosts = [array if isinstance(array, np.ndarray) else np.array(to_host(array)) for array in arrays]
+    hosts = [array if isinstance(array, np.ndarray) else _host_copy(array) for array in arrays]
     result = communicate(hosts if is_list else hosts[0])
 
+    # Part of the first `wait()`, so it happens at the same place of the program on every rank.
     def give(_: Any) -> Any:
         for one, array, host in zip(outs, arrays, hosts, strict=True):
             if host is not array:

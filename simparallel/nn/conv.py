@@ -37,15 +37,7 @@ class AbstractConv(FanIn):
     kernel_size: tuple[int, ...]
 
     def _make_conv(
-        self,
-        in_channels: int,
-        out_channels: int,
-        groups: int,
-        bias: bool,
-        padding_mode: str,
-        dtype: Any,
-        weight_init: Any,
-        bias_init: Any,
+        self, in_channels: int, out_channels: int, groups: int, bias: bool, padding_mode: str, dtype: Any, *inits: Any
     ) -> None:
         who = type(self).__name__
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
@@ -61,7 +53,7 @@ class AbstractConv(FanIn):
         if self._is_transposed:
             outer, inner = inner, outer
         weight = (outer, inner // groups, *self.kernel_size)
-        self._make(dtype, weight_init, bias_init, weight=weight, bias=(self.out_channels,) if bias else None)
+        self._make(dtype, *inits, weight=weight, bias=(self.out_channels,) if bias else None)
 
     def extra_repr(self) -> str:
         channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"

@@ -31,12 +31,13 @@ from simparallel.parallel.operator.explain import (
     exchanges_of,
     explain_call,
     explain_op,
+    input_specs,
+    num_devices,
 )
 from simparallel.parallel.operator.gradient_sums import Filling
 from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.operator.op_call import OpCall, mode, plan_way
 from simparallel.parallel.operator.pending_view import pending_view, root_of
-from simparallel.parallel.operator.plan_inputs import input_specs, num_devices
 
 __all__ = ["NetworkPlan", "explain_network", "explain_op"]
 
