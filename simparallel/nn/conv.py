@@ -105,17 +105,12 @@ class Conv2d(AbstractConv):
         bias_init: Any = None,
     ) -> None:
         super().__init__()
-        # The op refuses bad settings now, not in forward.
-        settings = Conv2dOp(stride, padding, dilation, groups, method)
+        self._take_settings(Conv2dOp(stride, padding, dilation, groups, method))
         self.kernel_size = as_pair("Conv2d", "kernel_size", kernel_size, 1)
-        self.stride, self.padding, self.dilation = settings.stride, settings.padding, settings.dilation
-        self.method = settings.method
-        self._make_conv(in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init)
+        self._make_conv(in_channels, out_channels, self.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
     def forward(self, x: Any) -> Tensor:
-        return functions.conv2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.method
-        )
+        return functions.conv2d(x, self.weight, self.bias, **self._settings())
 
 
 class Conv1d(AbstractConv):
@@ -219,12 +214,9 @@ class ConvTranspose2d(AbstractConv):
         bias_init: Any = None,
     ) -> None:
         super().__init__()
-        # The op refuses bad settings now, not in forward.
-        settings = ConvTranspose2dOp(stride, padding, output_padding, groups, dilation)
+        self._take_settings(ConvTranspose2dOp(stride, padding, output_padding, groups, dilation))
         self.kernel_size = as_pair("ConvTranspose2d", "kernel_size", kernel_size, 1)
-        self.stride, self.padding, self.dilation = settings.stride, settings.padding, settings.dilation
-        self.output_padding = settings.output_padding
-        self._make_conv(in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init)
+        self._make_conv(in_channels, out_channels, self.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
     def forward(self, x: Any, output_size: Sequence[int] | None = None) -> Tensor:
         """Return the transposed convolution of x.
@@ -236,13 +228,10 @@ class ConvTranspose2d(AbstractConv):
         Raises:
             ShapeError: no `output_padding` gives this size.
         """
-        x = as_tensor(x)
-        extra = self.output_padding
+        x, settings = as_tensor(x), self._settings()
         if output_size is not None and x.ndim == 4:
-            extra = self._extra_for(x, tuple(output_size))
-        return functions.conv_transpose2d(
-            x, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-        )
+            settings["output_padding"] = self._extra_for(x, tuple(output_size))
+        return functions.conv_transpose2d(x, self.weight, self.bias, **settings)
 
     def _extra_for(self, x: Tensor, output_size: tuple[int, ...]) -> Pair:
         """Return the `output_padding` that gives this size. Raises ShapeError."""
@@ -288,14 +277,10 @@ class MaxPool2d(TensorModule):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
-        op = MaxPool2dOp(kernel_size, stride, padding, ceil_mode, dilation)
-        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
-        self.dilation, self.ceil_mode = op.dilation, op.ceil_mode
+        self._take_settings(MaxPool2dOp(kernel_size, stride, padding, ceil_mode, dilation))
 
     def forward(self, x: Any) -> Tensor:
-        return functions.max_pool2d(
-            x, self.kernel_size, self.stride, self.padding, dilation=self.dilation, ceil_mode=self.ceil_mode
-        )
+        return functions.max_pool2d(x, **self._settings())
 
 
 class AvgPool2d(TensorModule):
@@ -322,19 +307,10 @@ class AvgPool2d(TensorModule):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
-        op = AvgPool2dOp(kernel_size, stride, padding, count_include_pad, ceil_mode)
-        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
-        self.count_include_pad, self.ceil_mode = op.count_include_pad, op.ceil_mode
+        self._take_settings(AvgPool2dOp(kernel_size, stride, padding, count_include_pad, ceil_mode))
 
     def forward(self, x: Any) -> Tensor:
-        return functions.avg_pool2d(
-            x,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            count_include_pad=self.count_include_pad,
-            ceil_mode=self.ceil_mode,
-        )
+        return functions.avg_pool2d(x, **self._settings())
 
 
 class AdaptiveAvgPool2d(TensorModule):

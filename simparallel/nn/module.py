@@ -546,11 +546,20 @@ class Module:
 
 
 class TensorModule(Module):
-    """Base of layers and losses whose `forward` returns one Tensor; only type checkers see a difference from Module."""
+    """Base of layers and losses whose `forward` returns one Tensor. The settings of some are those of an op."""
 
     if TYPE_CHECKING:
 
         def __call__(self, *inputs: Any, **kwargs: Any) -> Tensor: ...
+
+    def _take_settings(self, op: Any) -> None:
+        """Take over the settings in `_shown` from an op, which has checked them: now, not in forward."""
+        for name in self._shown:
+            setattr(self, name, getattr(op, name))
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings in `_shown`, as arguments of the op's function."""
+        return {name: getattr(self, name) for name in self._shown}
 
 
 def _join(path: str, name: str) -> str:
