@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.arrays.host.windows import Pair, as_pair
-from simparallel.autograd import (
-    AdaptiveAvgPool2d as AdaptiveAvgPool2dOp,
-    AvgPool2d as AvgPool2dOp,
-    Conv2d as Conv2dOp,
-    ConvTranspose2d as ConvTranspose2dOp,
-    MaxPool2d as MaxPool2dOp,
-    Tensor,
-    functions,
-)
+from simparallel.autograd import Tensor, functions, ops
 from simparallel.autograd.ops.conv import as_single
 from simparallel.autograd.tensor import as_tensor
 from simparallel.base.checks import check_integer
@@ -105,7 +97,7 @@ class Conv2d(AbstractConv):
         bias_init: Any = None,
     ) -> None:
         super().__init__()
-        self._take_settings(Conv2dOp(stride, padding, dilation, groups, method))
+        self._take_settings(ops.Conv2d(stride, padding, dilation, groups, method))
         self.kernel_size = as_pair("Conv2d", "kernel_size", kernel_size, 1)
         self._make_conv(in_channels, out_channels, self.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
@@ -159,7 +151,7 @@ class Conv1d(AbstractConv):
         self.kernel_size, self.stride, self.dilation = ((as_single("Conv1d", name, value, 1),) for name, value in given)
         self.padding = padding if isinstance(padding, str) else (as_single("Conv1d", "padding", padding, 0),)
         # The op refuses bad settings now, not in forward.
-        settings = Conv2dOp(1, padding if isinstance(padding, str) else 0, groups=groups)
+        settings = ops.Conv2d(1, padding if isinstance(padding, str) else 0, groups=groups)
         self._make_conv(in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
     def forward(self, x: Any) -> Tensor:
@@ -214,7 +206,7 @@ class ConvTranspose2d(AbstractConv):
         bias_init: Any = None,
     ) -> None:
         super().__init__()
-        self._take_settings(ConvTranspose2dOp(stride, padding, output_padding, groups, dilation))
+        self._take_settings(ops.ConvTranspose2d(stride, padding, output_padding, groups, dilation))
         self.kernel_size = as_pair("ConvTranspose2d", "kernel_size", kernel_size, 1)
         self._make_conv(in_channels, out_channels, self.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
@@ -235,7 +227,7 @@ class ConvTranspose2d(AbstractConv):
 
     def _extra_for(self, x: Tensor, output_size: tuple[int, ...]) -> Pair:
         """Return the `output_padding` that gives this size. Raises ShapeError."""
-        least = ConvTranspose2dOp(self.stride, self.padding, dilation=self.dilation).image(
+        least = ops.ConvTranspose2d(self.stride, self.padding, dilation=self.dilation).image(
             x.shape[2:], self.kernel_size
         )
         steps = (1, 1) if isinstance(self.padding, str) else self.stride
@@ -277,7 +269,7 @@ class MaxPool2d(TensorModule):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
-        self._take_settings(MaxPool2dOp(kernel_size, stride, padding, ceil_mode, dilation))
+        self._take_settings(ops.MaxPool2d(kernel_size, stride, padding, ceil_mode, dilation))
 
     def forward(self, x: Any) -> Tensor:
         return functions.max_pool2d(x, **self._settings())
@@ -307,7 +299,7 @@ class AvgPool2d(TensorModule):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
-        self._take_settings(AvgPool2dOp(kernel_size, stride, padding, count_include_pad, ceil_mode))
+        self._take_settings(ops.AvgPool2d(kernel_size, stride, padding, count_include_pad, ceil_mode))
 
     def forward(self, x: Any) -> Tensor:
         return functions.avg_pool2d(x, **self._settings())
@@ -324,7 +316,7 @@ class AdaptiveAvgPool2d(TensorModule):
 
     def __init__(self, output_size: int | Pair) -> None:
         super().__init__()
-        self.output_size = AdaptiveAvgPool2dOp(output_size).output_size
+        self.output_size = ops.AdaptiveAvgPool2d(output_size).output_size
 
     def forward(self, x: Any) -> Tensor:
         return functions.adaptive_avg_pool2d(x, self.output_size)
