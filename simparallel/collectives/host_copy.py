@@ -113,26 +113,19 @@ def into(op: str, x: Any, out: Any, communicate: Callable[[Array, Any], Any], *,
     """Communicate x, which is only read, with the result in `out`. `on_gpu`: as `in_place`."""
     array = array_of(op, x)
     wait_for(device_of(x))
-    if on_gpu:
-
-        def give(_: Any) -> Any:
-            go_on(device_of(out))
-            return out
-
-        result = communicate(array, array_of(f"{op}: out", out))
-        return result.then(give) if isinstance(result, Work) else give(None)
-    return filled(op, out, lambda host: communicate(to_host(array), host))
+    array = array if on_gpu else to_host(array)
+    return filled(op, out, lambda host: communicate(array, host), on_gpu=on_gpu)
 
 
-def filled(op: str, out: Any, communicate: Callable[[Any], Any]) -> Any:
-    """Let `communicate` write to the host memory of `out`, an array or Tensor or a list of them; return `out`.
+def filled(op: str, out: Any, communicate: Callable[[Any], Any], *, on_gpu: bool = False) -> Any:
+    """Let `communicate` write to `out`, an array or Tensor or a list of them; return `out`. `on_gpu`: as `in_place`.
 
-    GPU memory is communicated through a copy on the host.
+    Other GPU memory is communicated through a copy on the host.
     """
     is_list = isinstance(out, (list, tuple))
     outs = out if is_list else [out]
     arrays = [array_of(f"{op}: out", one) for one in outs]
-    hosts = [array if isinstance(array, np.ndarray) else _host_copy(array) for array in arrays]
+    hosts = [array if on_gpu or isinstance(array, np.ndarray) else _host_copy(array) for array in arrays]
     result = communicate(hosts if is_list else hosts[0])
 
     # Part of the first `wait()`, so it happens at the same place of the program on every rank.

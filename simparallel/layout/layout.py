@@ -339,6 +339,11 @@ def chunk_span(size: int, cut: int, chunk: int) -> tuple[int, int]:
     return min(chunk * length, size), min((chunk + 1) * length, size)
 
 
+def divides(cuts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether all slices of a tensor of this shape have the same size."""
+    return not any(size % cut for size, cut in zip(shape, cuts, strict=True))
+
+
 def _real(values: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...]:
     """Return `values` without the last one if `names` has the virtual axis, which always comes last."""
     return values[:-1] if INTERLEAVED in names else values

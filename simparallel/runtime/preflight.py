@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_right
-from types import FrameType
+from traceback import walk_stack
 
 from simparallel.base.callsite import is_inside, place
 from simparallel.base.units import format_bytes
@@ -66,14 +66,12 @@ def check_depth(depth: int) -> None:
 
 def _top_level_line() -> str:
     """Return the running top-level line of the innermost user module that is being imported; "" if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in walk_stack(sys._getframe(1)):
         code = frame.f_code
         # The top level of an imported module; a script's own top level is `__main__`.
         is_import = code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
         if is_import and not is_inside(code.co_filename):
-            return place(code.co_filename, frame.f_lineno)
-        frame = frame.f_back
+            return place(code.co_filename, line)
     return ""
 
 
