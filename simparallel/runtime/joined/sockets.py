@@ -6,6 +6,7 @@ Nothing listens on a network.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import json
 import os
@@ -127,7 +128,9 @@ def hold_lock(folder: Folder, key: str) -> Iterator[bool]:
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
-    socket.send_fds(connection, [json.dumps(message).encode()], fds or [], socket.MSG_NOSIGNAL)
+    # `socket.send_fds` ignores the flag, without which a program's own SIGPIPE could end this process.
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    connection.sendmsg([json.dumps(message).encode()], rights, socket.MSG_NOSIGNAL)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
