@@ -162,7 +162,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         self._check_groups()
         place = self._place + 1 if epoch is None else epoch
         check_number(self._name, "epoch", place)
-        self._go_to(float(place))
+        place = float(place)
+        self._set(math.floor(place), [self._at(i, place) for i in range(len(self.base_lrs))])
+        self._place = place
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data: the position, and the initial and current rates of each group."""
@@ -180,10 +182,6 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     @property
     def T_i(self) -> int:
         return self._cycle(self._place)[1]
-
-    def _go_to(self, place: float) -> None:
-        self._set(math.floor(place), [self._at(i, place) for i in range(len(self.base_lrs))])
-        self._place = place
 
     def _rate(self, i: int, number: int) -> float:
         return self._at(i, float(number))
