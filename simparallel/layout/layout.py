@@ -339,11 +339,6 @@ def chunk_span(size: int, cut: int, chunk: int) -> tuple[int, int]:
     return min(chunk * length, size), min((chunk + 1) * length, size)
 
 
-def divides(cuts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return whether all slices of a tensor of this shape have the same size."""
-    return not any(size % cut for size, cut in zip(shape, cuts, strict=True))
-
-
 def _real(values: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...]:
     """Return `values` without the last one if `names` has the virtual axis, which always comes last."""
     return values[:-1] if INTERLEAVED in names else values
@@ -399,3 +394,8 @@ def from_strategy(
     if repeat == "right":
         return Layout((*cuts, copies), (*names, "repeat"))(*names)
     return Layout((copies, *cuts), ("repeat", *names))(*names)
+
+
+def divides(cuts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether all slices of a tensor of this shape have the same size."""
+    return not any(size % cut for size, cut in zip(shape, cuts, strict=True))
