@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simparallel.algorithms.algorithm import CollectiveAlgorithm, Price, depth
+from simparallel.algorithms.algorithm import CollectiveAlgorithm, Price
 from simparallel.algorithms.point_to_point import PointToPoint, Steps, split
 from simparallel.algorithms.reduction import Combine
 
@@ -30,7 +30,7 @@ HALVING_DOUBLING = CollectiveAlgorithm("halving_doubling", number=4)
 
 
 class _Core:
-    """The core of a group, from the view of one rank.
+    """The core of a group of this size, from the view of one rank.
 
     Attributes:
         size, depth: q and its logarithm.
@@ -39,14 +39,14 @@ class _Core:
         is_proxy, is_folded: whether this rank represents another one; whether another represents it.
     """
 
-    def __init__(self, p2p: PointToPoint) -> None:
-        self.depth = p2p.size.bit_length() - 1
+    def __init__(self, size: int, rank: int) -> None:
+        self.depth = size.bit_length() - 1
         self.size = 2**self.depth
-        self.extra = p2p.size - self.size
-        paired = p2p.rank < 2 * self.extra
-        self.is_proxy = paired and p2p.rank % 2 == 1
+        self.extra = size - self.size
+        paired = rank < 2 * self.extra
+        self.is_proxy = paired and rank % 2 == 1
         self.is_folded = paired and not self.is_proxy
-        self.number = None if self.is_folded else p2p.rank // 2 if paired else p2p.rank - self.extra
+        self.number = None if self.is_folded else rank // 2 if paired else rank - self.extra
 
     def position(self, number: int) -> int:
         """Return the position in the group of a number of the core."""
@@ -59,45 +59,35 @@ class _Core:
         return [x.size * (number + min(number, self.extra)) // ranks for number in range(self.size + 1)]
 
 
-def _core(p: int) -> tuple[int, int]:
-    """Return q, the largest power of two <= p, and p - q: q ranks halve and double, the others are folded into them."""
-    core = 2 ** (p.bit_length() - 1)
-    return core, p - core
-
-
 def _core_all_reduce(p: int, number: int) -> Price:
     # The first 2 * extra ranks form pairs. The even rank of a pair sends its vector to the odd one, sits out, and
     # receives the result at the end: one step of a whole vector before, and one after.
-    core, extra = _core(p)
-    share, folds, pairs = 2 * (core - 1) / core, int(extra > 0), number < 2 * extra
-    sent = 1.0 if pairs and number % 2 == 0 else share + pairs
-    return Price(2 * depth(core) + 2 * folds, share + 2 * folds, sent)
+    core = _Core(p, number)
+    share, folds = 2 * (core.size - 1) / core.size, int(core.extra > 0)
+    return Price(2 * core.depth + 2 * folds, share + 2 * folds, 1.0 if core.is_folded else share + core.is_proxy)
 
 
-def _core_exchange(p: int) -> Price:
-    """Return steps and share of a reduce_scatter or all_gather; the first `extra` ranks of the core have two parts."""
-    core, extra = _core(p)
-    folds = int(extra > 0)
+def _core_exchange(core: _Core, p: int, sent: float) -> Price:
+    """Return the price of a reduce_scatter or all_gather; the first `extra` ranks of the core have two parts."""
+    folds = int(core.extra > 0)
     # A block of 2^i ranks in the core holds 2^i parts, and one more for each folded rank among them.
-    parts = sum(2**i + min(2**i, extra) for i in range(depth(core)))
-    return Price(depth(core) + 2 * folds, (parts + folds * (p + 1)) / p, 0.0)
+    parts = sum(2**i + min(2**i, core.extra) for i in range(core.depth))
+    return Price(core.depth + 2 * folds, (parts + folds * (p + 1)) / p, sent)
 
 
 def _halving(p: int, number: int) -> Price:
-    is_folded = number < 2 * _core(p)[1] and number % 2 == 0
-    return _core_exchange(p)._replace(sent=1.0 if is_folded else (p - 1) / p)
+    core = _Core(p, number)
+    return _core_exchange(core, p, 1.0 if core.is_folded else (p - 1) / p)
 
 
 def _doubling(p: int, number: int) -> Price:
-    core, extra = _core(p)
-    pairs = number < 2 * extra
-    if pairs and number % 2 == 0:
-        return _core_exchange(p)._replace(sent=1 / p)
-    # Position in the core; in step i the rank sends the block of 2^i positions that it has collected.
-    own = number // 2 if pairs else number - extra
-    blocks = [(own >> i << i, (own >> i << i) + 2**i) for i in range(depth(core))]
-    parts = sum(end + min(end, extra) - start - min(start, extra) for start, end in blocks)
-    return _core_exchange(p)._replace(sent=parts / p + pairs)
+    core = _Core(p, number)
+    if (own := core.number) is None:
+        return _core_exchange(core, p, 1 / p)
+    # In step i the rank sends the block of 2^i positions in the core that it has collected.
+    blocks = [(own >> i << i, (own >> i << i) + 2**i) for i in range(core.depth)]
+    parts = sum(end + min(end, core.extra) - start - min(start, core.extra) for start, end in blocks)
+    return _core_exchange(core, p, parts / p + core.is_proxy)
 
 
 @HALVING_DOUBLING.collective(_halving)
@@ -108,7 +98,7 @@ def reduce_scatter(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
     n/p bytes after.
     Order: as `all_reduce`.
     """
-    core, parts = _Core(p2p), split(x, p2p.size)
+    core, parts = _Core(p2p.size, p2p.rank), split(x, p2p.size)
     yield from _fold(p2p, core, x, combine)
     yield from _halve(p2p, core, x, core.bounds(x), combine)
     yield from _unfold(p2p, core, parts[p2p.rank - core.is_proxy])
@@ -121,7 +111,7 @@ def all_gather(p2p: PointToPoint, x: np.ndarray) -> Steps:
     log2 p steps; each rank sends (p-1)/p n bytes. If ranks are folded: one step of n/p bytes before, and one of
     n bytes after.
     """
-    core, parts = _Core(p2p), split(x, p2p.size)
+    core, parts = _Core(p2p.size, p2p.rank), split(x, p2p.size)
     yield from _fold(p2p, core, parts[p2p.rank - core.is_proxy], None)
     yield from _double(p2p, core, x, core.bounds(x))
     yield from _unfold(p2p, core, x)
@@ -136,7 +126,7 @@ def all_reduce(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
     Order: farthest partners first, ((x0 + x4) + (x2 + x6)) + ((x1 + x5) + (x3 + x7)), after folding x(0) + x(1);
     each part is summed on one rank, so all ranks get the same bits.
     """
-    core = _Core(p2p)
+    core = _Core(p2p.size, p2p.rank)
     bounds = [x.size * number // core.size for number in range(core.size + 1)]
     yield from _fold(p2p, core, x, combine)
     yield from _halve(p2p, core, x, bounds, combine)

@@ -46,10 +46,8 @@ def place(file: str, line: int) -> str:
 
 def frames_of(thread: int | None) -> Iterator[FrameType]:
     """Yield the frames of a thread, innermost first; none if there is no thread with this identifier."""
-    frame = sys._current_frames().get(thread) if thread is not None else None
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    if frame := sys._current_frames().get(thread) if thread is not None else None:
+        yield from (each for each, _ in walk_stack(frame))
 
 
 def user_place(thread: int | None) -> str:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -21,7 +23,6 @@ import numpy as np
 
 from simparallel.backend import has_data, register_namespace
 from simparallel.base.callsite import LIBRARIES, user_line
-from simparallel.base.strides import reshapes_in_place
 from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 from simparallel.rank_local import RankLocal
@@ -46,7 +47,37 @@ def _has_elements(found: Any) -> bool:
     return isinstance(found, (np.ndarray, np.generic)) and not isinstance(found, DryArray)
 
 
-class DryArray(np.ndarray):
+class _Unknown:
+    """The questions about a value that a dry run does not know."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _unknown("numpy.asarray()")
+
+    # Python would turn an `UnknownNumber` into a plain NaN here, and a decision by NaN raises no error.
+    def __bool__(self) -> bool:
+        return bool(_given("a decision by a value"))
+
+    def __float__(self) -> float:
+        return float(_given("float()"))
+
+    def __int__(self) -> int:
+        return int(_given("int()"))
+
+    def __index__(self) -> int:
+        return int(_given("an index"))
+
+    def __str__(self) -> str:
+        return "?"
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing, where a function of NumPy only writes elements."""
+
+
+class DryArray(_Unknown, np.ndarray):
     """An array of a shape and dtype without elements. Made by `empty`; results of dry arrays are dry."""
 
     @property
@@ -123,14 +154,7 @@ class DryArray(np.ndarray):
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-    def fill(self, value: Any) -> None:
-        pass
-
-    def sort(self, axis: int = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> None:  # type: ignore[override]
-        pass
+    __setitem__ = fill = sort = partition = put = _nothing
 
     def argsort(self, axis: int | None = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:  # type: ignore[override]
         return empty(self.shape if axis is not None else (self.size,), np.intp)
@@ -158,12 +182,6 @@ class DryArray(np.ndarray):
     def byteswap(self, inplace: bool = False) -> Any:
         return self if inplace else self.copy()
 
-    def partition(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def put(self, *_: Any, **__: Any) -> None:
-        pass
-
     def argpartition(self, kth: Any, axis: int = -1, kind: Any = None, order: Any = None) -> Any:  # type: ignore[override]
         return empty(self.shape, np.intp)
 
@@ -187,30 +205,11 @@ class DryArray(np.ndarray):
     def item(self, *args: Any) -> Any:
         return value_of("item()")
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise _unknown("numpy.asarray()")
-
-    # Python would turn an `UnknownNumber` into a plain NaN here, and a decision by NaN raises no error.
-    def __bool__(self) -> bool:
-        return bool(_given("a decision by a value"))
-
-    def __float__(self) -> float:
-        return float(_given("float()"))
-
-    def __int__(self) -> int:
-        return int(_given("int()"))
-
-    def __index__(self) -> int:
-        return int(_given("an index"))
-
     def __repr__(self) -> str:
         return f"DryArray(shape={self.shape}, dtype={self.dtype})"
 
     def __str__(self) -> str:
         return repr(self) if self.shape else "?"
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
 
     def __reduce__(self) -> Any:
         return empty, (self.shape, self.dtype)
@@ -228,7 +227,7 @@ for _name in _READING.split():
     setattr(DryArray, _name, _refused(_name))
 
 
-class DryScalar(np.lib.mixins.NDArrayOperatorsMixin):
+class DryScalar(_Unknown, np.lib.mixins.NDArrayOperatorsMixin):
     """The counterpart of a NumPy scalar, which a full reduction gives: it is not an array, and takes no memory."""
 
     def __init__(self, dtype: Any) -> None:
@@ -258,26 +257,7 @@ class DryScalar(np.lib.mixins.NDArrayOperatorsMixin):
     def reshape(self, *shape: Any) -> Any:
         return self if shape in ((), ((),)) else empty((1,), self._array.dtype).reshape(*shape)
 
-    def __bool__(self) -> bool:
-        return bool(self._array)
-
-    def __float__(self) -> float:
-        return float(self._array)
-
-    def __int__(self) -> int:
-        return int(self._array)
-
-    def __index__(self) -> int:
-        return self._array.__index__()
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise _unknown("numpy.asarray()")
-
-    def __repr__(self) -> str:
-        return "?"
-
-    def __format__(self, spec: str) -> str:
-        return "?"
+    __repr__ = _Unknown.__str__
 
 
 class UnknownNumber(float):
@@ -300,13 +280,8 @@ class UnknownNumber(float):
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __trunc__ = _asked
     __hash__ = float.__hash__
 
-    def __repr__(self) -> str:
-        return "?"
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return "?"
+    __repr__ = __str__ = _Unknown.__str__
+    __format__ = _Unknown.__format__
 
 
 class _Given(RankLocal):
@@ -395,6 +370,27 @@ def _result(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def _scalar(value: Any) -> Any:
     return DryScalar(value.dtype) if isinstance(value, DryArray) and not value.shape else value
+
+
+def reshapes_in_place(x: np.ndarray, shape: tuple[Any, ...], order: str) -> bool:
+    """Tell whether NumPy reshapes an array without a copy: new dims begin wherever the steps of the old ones break.
+
+    Since 2.1 NumPy itself can be asked, by `copy=False`.
+    """
+    is_fortran = order == "F" or (order == "A" and x.flags.fnc)
+    if not x.size or (x.flags.f_contiguous if is_fortran else x.flags.c_contiguous):
+        return True
+    sizes = tuple(shape[0]) if np.iterable(shape[0]) else shape
+    sizes = tuple(x.size // (abs(math.prod(sizes)) or 1) if size == -1 else size for size in sizes)
+    towards_front = slice(None) if is_fortran else slice(None, None, -1)
+    begins = set(accumulate(sizes[towards_front], mul))
+    inner, step = 1, None
+    for size, stride in zip(x.shape[towards_front], x.strides[towards_front], strict=True):
+        if size > 1:
+            if step not in (None, stride) and inner not in begins:
+                return False
+            inner, step = inner * size, stride * size
+    return True
 
 
 # --- ufuncs -------------------------------------------------------------------------------------------
@@ -607,14 +603,6 @@ def _pad(x: Any, pad_width: Any, mode: Any = "constant", **_: Any) -> Any:
 
 def _sorted(x: Any, *_: Any, **__: Any) -> Any:
     return x.copy()
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _filled(x: Any, *_: Any, dtype: Any = None, order: Any = "K", shape: Any = None, **__: Any) -> Any:
-    return _like(x, dtype, order, shape=shape)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {

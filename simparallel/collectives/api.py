@@ -17,16 +17,7 @@ import numpy as np
 
 from simparallel.backend import to_host
 from simparallel.clock.recorder import current_recorder
-from simparallel.collectives.host_copy import (
-    array_of,
-    check_needs_no_gradient,
-    filled,
-    in_place,
-    into,
-    new,
-    reduce_list,
-    stays_on_gpu,
-)
+from simparallel.collectives import host_copy
 from simparallel.comm import Communicator, Group, current
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.work import Work
@@ -39,7 +30,7 @@ def _public(
 ) -> Callable[Concatenate[Any, P], Any]:
     """Return the public function of a collective; `of_list` runs it for a list of arrays."""
     name = method.__name__
-    convert = in_place if COLLECTIVES[name].in_place else new
+    convert = host_copy.in_place if COLLECTIVES[name].in_place else host_copy.new
     signature = inspect.signature(method)
     has_out = "out" in signature.parameters
 
@@ -54,9 +45,9 @@ def _public(
         if of_list is not None and isinstance(x, (list, tuple)):
             return of_list(x, out, *args, **kwargs)
         arguments = signature.bind(communicator, x, *args, **kwargs).arguments if communicator.media else {}
-        on_gpu = stays_on_gpu(name, arguments, x, out)
+        on_gpu = host_copy.stays_on_gpu(name, arguments, x, out)
         if out is not None:
-            return into(name, x, out, lambda a, b: communicate(a, *args, out=b, **kwargs), on_gpu=on_gpu)
+            return host_copy.into(name, x, out, lambda a, b: communicate(a, *args, out=b, **kwargs), on_gpu=on_gpu)
         return convert(name, x, lambda a: communicate(a, *args, **kwargs), on_gpu=on_gpu)
 
     return _named(call, name, method)
@@ -70,7 +61,7 @@ def _named(call: Callable[..., Any], name: str, method: Callable[..., Any]) -> C
     return call
 
 
-all_reduce = _public(Communicator.all_reduce, of_list=reduce_list)
+all_reduce = _public(Communicator.all_reduce, of_list=host_copy.reduce_list)
 broadcast = _public(Communicator.broadcast)
 reduce = _public(Communicator.reduce)
 all_gather = _public(Communicator.all_gather)
@@ -96,15 +87,15 @@ def adasum_layers(x: Any, layers: Sequence[int], group: Group | None = None, asy
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
-    return in_place("adasum", x, lambda a: current().adasum(a, layers, group, async_op))
+    return host_copy.in_place("adasum", x, lambda a: current().adasum(a, layers, group, async_op))
 
 
 def scatter(arrays: Sequence[Any] | None = None, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-    parts = None if arrays is None else [to_host(array_of("scatter", part)) for part in arrays]
+    parts = None if arrays is None else [to_host(host_copy.array_of("scatter", part)) for part in arrays]
     if out is not None:
-        return filled("scatter", out, lambda b: current().scatter(parts, *args, out=b, **kwargs))
+        return host_copy.filled("scatter", out, lambda b: current().scatter(parts, *args, out=b, **kwargs))
     for part in arrays or ():
-        check_needs_no_gradient("scatter", part)
+        host_copy.check_needs_no_gradient("scatter", part)
     result = current().scatter(parts, *args, **kwargs)
     return result.then(_on_home_device) if isinstance(result, Work) else _on_home_device(result)
 

@@ -95,19 +95,8 @@ def in_place(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bo
             return x
 
         return result.then(give) if isinstance(result, Work) else give(result)
-    # GPU memory is communicated through a copy on the host.
     with named_range(op):
-        host = _host_copy(array)
-        result = communicate(host)
-
-    def copy_back() -> Any:
-        array[...] = to_device_like(host, array)
-        return x
-
-    if isinstance(result, Work):
-        # The copy back is part of the first `wait()`, so it happens at the same place of the program on every rank.
-        return result.then(lambda _: copy_back())
-    return copy_back()
+        return filled(op, x, communicate)
 
 
 def check_needs_no_gradient(op: str, x: Any) -> None:
@@ -124,25 +113,22 @@ def into(op: str, x: Any, out: Any, communicate: Callable[[Array, Any], Any], *,
     """Communicate x, which is only read, with the result in `out`. `on_gpu`: as `in_place`."""
     array = array_of(op, x)
     wait_for(device_of(x))
-    if on_gpu:
-
-        def give(_: Any) -> Any:
-            go_on(device_of(out))
-            return out
-
-        result = communicate(array, array_of(f"{op}: out", out))
-        return result.then(give) if isinstance(result, Work) else give(None)
-    return filled(op, out, lambda host: communicate(to_host(array), host))
+    array = array if on_gpu else to_host(array)
+    return filled(op, out, lambda host: communicate(array, host), on_gpu=on_gpu)
 
 
-def filled(op: str, out: Any, communicate: Callable[[Any], Any]) -> Any:
-    """Let `communicate` fill the host memory of `out`, an array or Tensor or a list of them; return `out`."""
+def filled(op: str, out: Any, communicate: Callable[[Any], Any], *, on_gpu: bool = False) -> Any:
+    """Let `communicate` write to `out`, an array or Tensor or a list of them; return `out`. `on_gpu`: as `in_place`.
+
+    Other GPU memory is communicated through a copy on the host.
+    """
     is_list = isinstance(out, (list, tuple))
     outs = out if is_list else [out]
     arrays = [array_of(f"{op}: out", one) for one in outs]
-    hosts = [array if isinstance(array, np.ndarray) else np.array(to_host(array)) for array in arrays]
+    hosts = [array if on_gpu or isinstance(array, np.ndarray) else _host_copy(array) for array in arrays]
     result = communicate(hosts if is_list else hosts[0])
 
+    # Part of the first `wait()`, so it happens at the same place of the program on every rank.
     def give(_: Any) -> Any:
         for one, array, host in zip(outs, arrays, hosts, strict=True):
             if host is not array:

@@ -394,3 +394,8 @@ def from_strategy(
     if repeat == "right":
         return Layout((*cuts, copies), (*names, "repeat"))(*names)
     return Layout((copies, *cuts), ("repeat", *names))(*names)
+
+
+def divides(cuts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether all slices of a tensor of this shape have the same size."""
+    return not any(size % cut for size, cut in zip(shape, cuts, strict=True))

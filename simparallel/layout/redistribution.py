@@ -285,18 +285,16 @@ def _as_all_to_all(step: Step, have: dict[int, Box], need: dict[int, Box]) -> St
         _common([_joined_dim(need, group) for group in groups]),
     )
     # The parts have to follow each other along `concat` in every new slice, and along `split` in every old one.
-    is_along_dims = split is not None and concat is not None and split != concat
-    is_along_dims = is_along_dims and _are_alike(have, groups) and _are_alike(need, groups)
-    if is_along_dims:
-        assert split is not None
-        assert concat is not None
-        for group in groups:
-            is_along_dims = is_along_dims and all(
-                _is_union(need[rank], have, group, concat, except_dim=split)
-                and _is_union(have[rank], need, group, split, except_dim=concat)
-                for rank in group
-            )
-    return replace(step, kind="all_to_all", groups=groups, dims=(split, concat) if is_along_dims else ())  # type: ignore[arg-type]
+    dims: tuple[int, ...] = ()
+    if split is not None and concat is not None and split != concat:
+        is_union = all(
+            _is_union(need[rank], have, group, concat, except_dim=split)
+            and _is_union(have[rank], need, group, split, except_dim=concat)
+            for group in groups
+            for rank in group
+        )
+        dims = (split, concat) if is_union and _are_alike(have, groups) and _are_alike(need, groups) else ()
+    return replace(step, kind="all_to_all", groups=groups, dims=dims)
 
 
 def _are_alike(boxes: dict[int, Box], groups: tuple[Group, ...]) -> bool:

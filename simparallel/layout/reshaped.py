@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
-from simparallel.layout.layout import Layout
+from simparallel.layout.layout import Layout, divides
 from simparallel.layout.mesh import Mesh
 
 
@@ -42,7 +42,7 @@ def common_shape(source: Layout, shape: tuple[int, ...], target: Layout, new_sha
     """
     if shape == new_shape:
         return Common(source, target, shape)
-    if not (_is_even(source, shape) and _is_even(target, new_shape)):
+    if not (divides(source.cuts, shape) and divides(target.cuts, new_shape)):
         return None
     # A boundary is the number of elements of a cut dim with all dims inside of it. The boundaries have to divide
     # each other: the quotients are the sizes of the common shape.
@@ -55,10 +55,6 @@ def common_shape(source: Layout, shape: tuple[int, ...], target: Layout, new_sha
     before = _cut(source, shape, bounds, sizes)
     after = _cut(target, new_shape, bounds, sizes)
     return None if before is None or after is None else Common(before, after, sizes)
-
-
-def _is_even(layout: Layout, shape: tuple[int, ...]) -> bool:
-    return not any(size % cut for size, cut in zip(shape, layout.cuts, strict=True))
 
 
 def _starts(layout: Layout, shape: tuple[int, ...]) -> list[int]:

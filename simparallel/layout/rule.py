@@ -201,10 +201,8 @@ def _place(dims: tuple[Dim, ...], shape: Shape, sizes: dict[str, int], count: in
             for i, size in enumerate(own, count - len(own)):
                 name = f"...{i}"
                 # A dim of size 1 that is broadcast belongs to no named dim, so no cut applies to it.
-                whole = sizes[name] == size
-                found.append(
-                    Place((name,) if whole else (), (size,) if whole else (), size, "plain" if whole else "fixed")
-                )
+                is_whole = sizes[name] == size
+                found.append(Place((name,), (size,), size, "plain") if is_whole else Place((), (), size, "fixed"))
         # Under a window the output has another size than the input, and a new dim occurs in no input: in both cases
         # the size of this tensor holds, not the size bound to the name.
         elif dim.kind == "window" or (dim.sizes and dim.kind == "plain"):

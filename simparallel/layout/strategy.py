@@ -21,7 +21,7 @@ from typing import Any
 
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import suggest
-from simparallel.layout.layout import Layout
+from simparallel.layout.layout import Layout, divides
 from simparallel.layout.mesh import is_int, plain_cuts, shared_mesh
 from simparallel.layout.rule import Place, Shape, input_names, places
 from simparallel.layout.sharding import Sharding, spread
@@ -198,7 +198,7 @@ def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layou
             except LayoutError as error:
                 raise StrategyError(f"{who}: out_strategy {given!r}: {error}") from None
             return layout
-    choices = [layout for layout in choices if _divides(layout.cuts, shape)]
+    choices = [layout for layout in choices if divides(layout.cuts, shape)]
     if isinstance(given, Layout):
         legal = f"legal: {suggest.format_strategies((layout,) for layout in choices)}"
     else:
@@ -206,10 +206,6 @@ def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layou
     raise StrategyError(
         f"{who}: out_strategy {given!r} cannot complete this output, which is laid out as {made!r}; {legal}."
     )
-
-
-def _divides(cuts: Shape, shape: Shape) -> bool:
-    return not any(size % cut for cut, size in zip(cuts, shape, strict=True))
 
 
 def axis_name(dim: str) -> str:

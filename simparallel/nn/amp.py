@@ -222,14 +222,6 @@ class _Hiding(RankLocal):
 _hiding = _Hiding()
 
 
-def _uncover(casts: list[Hidden], before: int) -> None:
-    """Remove all casts but the first `before`."""
-    for module, name, _ in casts[before:]:
-        # The name may be gone already: forward removes the cast of a buffer by assigning to it.
-        module.__dict__.pop(name, None)
-    del casts[before:]
-
-
 def hidden_casts() -> tuple[Hidden, ...]:
     """Return the casts that hide parameters now, each with its module and the parameter's name."""
     return tuple(_hiding.casts)
@@ -247,7 +239,10 @@ def hiding(casts: Iterable[Hidden]) -> Iterator[None]:
                 now.append((module, name, cast_))
         yield
     finally:
-        _uncover(now, before)
+        for module, name, _ in now[before:]:
+            # The name may be gone already: forward removes the cast of a buffer by assigning to it.
+            module.__dict__.pop(name, None)
+        del now[before:]
 
 
 class InPrecision:
@@ -293,46 +288,36 @@ class InPrecision:
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         forward = self._before or type(self._module).forward.__get__(self._module)
-        now = _hiding.casts
-        before = len(now)
         # Overflow to infinity is expected here; loss scaling detects it in the loss or the gradients.
         with np.errstate(over="ignore"):
-            hidden_buffers: list[tuple[Module, str, Tensor, Tensor]] = []
+            parameters = [] if self._excluded is None else self._casts("_parameters", self._inputs, self._excluded)
+            buffers = self._casts("_buffers", self._buffers)
+            tensors: list[Any] = [module._buffers[name] for module, name, _ in buffers]
             try:
-                if self._excluded is not None and self._inputs is not None:
-                    self._hide(now, "_parameters", self._inputs, self._excluded)
-                if self._buffers is not None:
-                    hidden_buffers = self._hide(now, "_buffers", self._buffers, ())
-                y = forward(*_convert(inputs, self._inputs), **_convert(kwargs, self._inputs))
+                with hiding((*parameters, *buffers)):
+                    y = forward(*_convert(inputs, self._inputs), **_convert(kwargs, self._inputs))
                 return _convert(y, self._output)
             finally:
-                if len(now) > before:
-                    _uncover(now, before)
-                _write_back(hidden_buffers)
+                _write_back(buffers, tensors)
 
-    def _hide(
-        self, now: list[Hidden], registry: str, dtype: np.dtype, excluded: Sequence[str]
-    ) -> list[tuple[Module, str, Tensor, Tensor]]:
-        """Hide tensors by casts; return the module, the name, the tensor and the cast of each."""
+    def _casts(self, registry: str, dtype: np.dtype | None, excluded: Sequence[str] = ()) -> list[Hidden]:
+        """Return the casts to hide tensors by, each with its module and name."""
         # By id of the tensor: a tied parameter is cast once.
         casts: dict[int, Tensor] = {}
-        hidden = []
-        for module in _without(self._module, excluded):
+        found: list[Hidden] = []
+        for module in () if dtype is None else _without(self._module, excluded):
             for name, tensor in module.__dict__[registry].items():
                 # A name in `__dict__` is already hidden by an outer module.
-                if tensor is None or tensor.dtype.kind != "f" or name in module.__dict__:
-                    continue
-                if id(tensor) not in casts:
-                    casts[id(tensor)] = cast(tensor, dtype)
-                module.__dict__[name] = casts[id(tensor)]
-                now.append((module, name, casts[id(tensor)]))
-                hidden.append((module, name, tensor, casts[id(tensor)]))
-        return hidden
+                if tensor is not None and tensor.dtype.kind == "f" and name not in module.__dict__:
+                    if id(tensor) not in casts:
+                        casts[id(tensor)] = cast(tensor, dtype)
+                    found.append((module, name, casts[id(tensor)]))
+        return found
 
 
-def _write_back(buffers: Iterable[tuple[Module, str, Tensor, Tensor]]) -> None:
+def _write_back(casts: Iterable[Hidden], buffers: Iterable[Tensor]) -> None:
     """Copy values that forward wrote into casts back to the buffers."""
-    for module, name, buffer, cast_ in buffers:
+    for (module, name, cast_), buffer in zip(casts, buffers, strict=True):
         now = module._buffers.get(name)
         if now is buffer:
             if cast_ is not buffer:

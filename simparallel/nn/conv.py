@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.arrays.host.windows import Pair, as_pair
-from simparallel.autograd import (
-    AdaptiveAvgPool2d as AdaptiveAvgPool2dOp,
-    AvgPool2d as AvgPool2dOp,
-    Conv2d as Conv2dOp,
-    ConvTranspose2d as ConvTranspose2dOp,
-    MaxPool2d as MaxPool2dOp,
-    Tensor,
-    functions,
-)
+from simparallel.autograd import Tensor, functions, ops
 from simparallel.autograd.ops.conv import as_single
 from simparallel.autograd.tensor import as_tensor
 from simparallel.base.checks import check_integer
@@ -37,15 +29,7 @@ class AbstractConv(FanIn):
     kernel_size: tuple[int, ...]
 
     def _make_conv(
-        self,
-        in_channels: int,
-        out_channels: int,
-        groups: int,
-        bias: bool,
-        padding_mode: str,
-        dtype: Any,
-        weight_init: Any,
-        bias_init: Any,
+        self, in_channels: int, out_channels: int, groups: int, bias: bool, padding_mode: str, dtype: Any, *inits: Any
     ) -> None:
         who = type(self).__name__
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
@@ -61,7 +45,7 @@ class AbstractConv(FanIn):
         if self._is_transposed:
             outer, inner = inner, outer
         weight = (outer, inner // groups, *self.kernel_size)
-        self._make(dtype, weight_init, bias_init, weight=weight, bias=(self.out_channels,) if bias else None)
+        self._make(dtype, *inits, weight=weight, bias=(self.out_channels,) if bias else None)
 
     def extra_repr(self) -> str:
         channels = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
@@ -113,17 +97,12 @@ class Conv2d(AbstractConv):
         bias_init: Any = None,
     ) -> None:
         super().__init__()
-        # The op refuses bad settings now, not in forward.
-        settings = Conv2dOp(stride, padding, dilation, groups, method)
+        self._take_settings(ops.Conv2d(stride, padding, dilation, groups, method))
         self.kernel_size = as_pair("Conv2d", "kernel_size", kernel_size, 1)
-        self.stride, self.padding, self.dilation = settings.stride, settings.padding, settings.dilation
-        self.method = settings.method
-        self._make_conv(in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init)
+        self._make_conv(in_channels, out_channels, self.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
     def forward(self, x: Any) -> Tensor:
-        return functions.conv2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.method
-        )
+        return functions.conv2d(x, self.weight, self.bias, **self._settings())
 
 
 class Conv1d(AbstractConv):
@@ -172,7 +151,7 @@ class Conv1d(AbstractConv):
         self.kernel_size, self.stride, self.dilation = ((as_single("Conv1d", name, value, 1),) for name, value in given)
         self.padding = padding if isinstance(padding, str) else (as_single("Conv1d", "padding", padding, 0),)
         # The op refuses bad settings now, not in forward.
-        settings = Conv2dOp(1, padding if isinstance(padding, str) else 0, groups=groups)
+        settings = ops.Conv2d(1, padding if isinstance(padding, str) else 0, groups=groups)
         self._make_conv(in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
     def forward(self, x: Any) -> Tensor:
@@ -227,12 +206,9 @@ class ConvTranspose2d(AbstractConv):
         bias_init: Any = None,
     ) -> None:
         super().__init__()
-        # The op refuses bad settings now, not in forward.
-        settings = ConvTranspose2dOp(stride, padding, output_padding, groups, dilation)
+        self._take_settings(ops.ConvTranspose2d(stride, padding, output_padding, groups, dilation))
         self.kernel_size = as_pair("ConvTranspose2d", "kernel_size", kernel_size, 1)
-        self.stride, self.padding, self.dilation = settings.stride, settings.padding, settings.dilation
-        self.output_padding = settings.output_padding
-        self._make_conv(in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init)
+        self._make_conv(in_channels, out_channels, self.groups, bias, padding_mode, dtype, weight_init, bias_init)
 
     def forward(self, x: Any, output_size: Sequence[int] | None = None) -> Tensor:
         """Return the transposed convolution of x.
@@ -244,17 +220,14 @@ class ConvTranspose2d(AbstractConv):
         Raises:
             ShapeError: no `output_padding` gives this size.
         """
-        x = as_tensor(x)
-        extra = self.output_padding
+        x, settings = as_tensor(x), self._settings()
         if output_size is not None and x.ndim == 4:
-            extra = self._extra_for(x, tuple(output_size))
-        return functions.conv_transpose2d(
-            x, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-        )
+            settings["output_padding"] = self._extra_for(x, tuple(output_size))
+        return functions.conv_transpose2d(x, self.weight, self.bias, **settings)
 
     def _extra_for(self, x: Tensor, output_size: tuple[int, ...]) -> Pair:
         """Return the `output_padding` that gives this size. Raises ShapeError."""
-        least = ConvTranspose2dOp(self.stride, self.padding, dilation=self.dilation).image(
+        least = ops.ConvTranspose2d(self.stride, self.padding, dilation=self.dilation).image(
             x.shape[2:], self.kernel_size
         )
         steps = (1, 1) if isinstance(self.padding, str) else self.stride
@@ -296,14 +269,10 @@ class MaxPool2d(TensorModule):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
-        op = MaxPool2dOp(kernel_size, stride, padding, ceil_mode, dilation)
-        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
-        self.dilation, self.ceil_mode = op.dilation, op.ceil_mode
+        self._take_settings(ops.MaxPool2d(kernel_size, stride, padding, ceil_mode, dilation))
 
     def forward(self, x: Any) -> Tensor:
-        return functions.max_pool2d(
-            x, self.kernel_size, self.stride, self.padding, dilation=self.dilation, ceil_mode=self.ceil_mode
-        )
+        return functions.max_pool2d(x, **self._settings())
 
 
 class AvgPool2d(TensorModule):
@@ -330,19 +299,10 @@ class AvgPool2d(TensorModule):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
-        op = AvgPool2dOp(kernel_size, stride, padding, count_include_pad, ceil_mode)
-        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
-        self.count_include_pad, self.ceil_mode = op.count_include_pad, op.ceil_mode
+        self._take_settings(ops.AvgPool2d(kernel_size, stride, padding, count_include_pad, ceil_mode))
 
     def forward(self, x: Any) -> Tensor:
-        return functions.avg_pool2d(
-            x,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            count_include_pad=self.count_include_pad,
-            ceil_mode=self.ceil_mode,
-        )
+        return functions.avg_pool2d(x, **self._settings())
 
 
 class AdaptiveAvgPool2d(TensorModule):
@@ -356,7 +316,7 @@ class AdaptiveAvgPool2d(TensorModule):
 
     def __init__(self, output_size: int | Pair) -> None:
         super().__init__()
-        self.output_size = AdaptiveAvgPool2dOp(output_size).output_size
+        self.output_size = ops.AdaptiveAvgPool2d(output_size).output_size
 
     def forward(self, x: Any) -> Tensor:
         return functions.adaptive_avg_pool2d(x, self.output_size)

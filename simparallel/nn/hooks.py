@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from simparallel.autograd import Tensor
@@ -19,7 +20,9 @@ class Hooks:
     def add(self, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> RemovableHandle:
         """Add a hook; return a handle that removes it."""
         hooks, hook = (self.before, before) if before is not None else (self.after, after)
-        return RemovableHandle(hooks, _Entry(hook))
+        assert hook is not None
+        # An object of this registration only: a function may be registered twice.
+        return RemovableHandle(hooks, partial(hook))
 
     def call(self, module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `module.forward` with the hooks around it."""
@@ -39,14 +42,3 @@ class Hooks:
 def is_reduced(parameter: Tensor) -> bool:
     """Return whether a wrapper of the model reduces this gradient, so that its size, dtype and device are fixed."""
     return any(getattr(hook.function, "reduces", False) for hook in parameter._hooks or ())
-
-
-class _Entry:
-    """One registration of a hook: a function may be registered twice, and each registration is removed separately."""
-
-    def __init__(self, hook: Callable[..., Any] | None) -> None:
-        self.hook = hook
-
-    def __call__(self, *arguments: Any) -> Any:
-        assert self.hook is not None
-        return self.hook(*arguments)

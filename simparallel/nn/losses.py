@@ -59,14 +59,7 @@ class CrossEntropyLoss(_Loss):
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
 
     def forward(self, logits: Any, labels: Any) -> Tensor:
-        return functions.cross_entropy(
-            logits,
-            labels,
-            self.reduction,
-            weight=self.weight,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-        )
+        return functions.cross_entropy(logits, labels, weight=self.weight, **self._settings())
 
 
 class CrossEntropySmooth(_Loss):

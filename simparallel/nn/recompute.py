@@ -15,6 +15,7 @@ from typing import Any
 from simparallel.autograd import Tensor, run_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode, is_written_since
 from simparallel.backend import Array, random_state
+from simparallel.base.attributes import setting
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
 from simparallel.machine.devices import current_device
@@ -152,23 +153,20 @@ class _Recompute(Reversible):
 
     def _again(self, context: Any) -> Tensor:
         """Run forward once more, on the tape, in the state of the first run: random numbers, device, casts."""
-        before, parts = random_state.snapshot(), (random_state.given_part, random_state.sharded_part)
-        modes = grad_mode.enabled, grad_mode.recomputing
-        interpreter = grad_mode.interpreter
-        if interpreter is not None and context.position is not None:
-            after, interpreter.position = interpreter.position, context.position
+        before, (given_part, sharded_part) = random_state.snapshot(), context.parts
+        interpreter = None if context.position is None else grad_mode.interpreter
         random_state.restore(context.drawn)
-        random_state.given_part, random_state.sharded_part = context.parts
-        grad_mode.enabled = grad_mode.recomputing = True
         try:
-            with context.device, hiding(context.casts):
+            with (
+                setting(random_state, given_part=given_part, sharded_part=sharded_part),
+                setting(grad_mode, enabled=True, recomputing=True),
+                setting(*filter(None, [interpreter]), position=context.position),
+                context.device,
+                hiding(context.casts),
+            ):
                 return self._part(*context.inputs)
         finally:
             random_state.restore(before)
-            random_state.given_part, random_state.sharded_part = parts
-            grad_mode.enabled, grad_mode.recomputing = modes
-            if interpreter is not None and context.position is not None:
-                interpreter.position = after
 
     def _check_same(self, context: Any, y: Any, start: int) -> None:
         """Raise AutogradError unless the second run gives the same kind of result from the same tensors."""

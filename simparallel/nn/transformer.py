@@ -264,7 +264,21 @@ class TransformerDecoderLayer(AbstractTransformerLayer):
         return self._batched(self._add(y, self.norm3, self._feed_forward))
 
 
-class TransformerEncoder(Module):
+class AbstractTransformerStack(Module):
+    """Base of the stacks: copies of a layer, and a norm."""
+
+    def _stack(self, layer: Module, num_layers: int, norm: Module | None) -> None:
+        self.num_layers = check_integer(type(self).__name__, "num_layers", num_layers, 1)
+        self.layers = ModuleList([deepcopy(layer) for _ in range(num_layers)])
+        self.norm = norm
+
+    def _applied(self, x: Any, *inputs: Any, **named: Any) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, *inputs, **named)
+        return x if self.norm is None else self.norm(x)
+
+
+class TransformerEncoder(AbstractTransformerStack):
     """A stack of encoder layers.
 
     Args:
@@ -275,18 +289,14 @@ class TransformerEncoder(Module):
 
     def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__()
-        self.num_layers = check_integer(type(self).__name__, "num_layers", num_layers, 1)
-        self.layers = ModuleList([deepcopy(encoder_layer) for _ in range(num_layers)])
-        self.norm = norm
+        self._stack(encoder_layer, num_layers, norm)
 
     def forward(self, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
         """Apply the layers in order, all with the same masks."""
-        for layer in self.layers:
-            src = layer(src, mask, src_key_padding_mask, is_causal)
-        return src if self.norm is None else self.norm(src)
+        return self._applied(src, mask, src_key_padding_mask, is_causal)
 
 
-class TransformerDecoder(Module):
+class TransformerDecoder(AbstractTransformerStack):
     """A stack of decoder layers, which all attend to the same memory. Arguments as for `TransformerEncoder`.
 
     `decoder_layer` takes the place of `encoder_layer`.
@@ -294,15 +304,11 @@ class TransformerDecoder(Module):
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__()
-        self.num_layers = check_integer(type(self).__name__, "num_layers", num_layers, 1)
-        self.layers = ModuleList([deepcopy(decoder_layer) for _ in range(num_layers)])
-        self.norm = norm
+        self._stack(decoder_layer, num_layers, norm)
 
     def forward(self, tgt: Any, memory: Any, *masks: Any, **named: Any) -> Tensor:
         """Apply the layers in order, all with the same memory and masks."""
-        for layer in self.layers:
-            tgt = layer(tgt, memory, *masks, **named)
-        return tgt if self.norm is None else self.norm(tgt)
+        return self._applied(tgt, memory, *masks, **named)
 
 
 class Transformer(Module):

@@ -74,12 +74,8 @@ class Layerwise(Optimizer):
                 together = fused(arrays.xp, _rates, dtype=dtype)(found[:num], found[num:], *numbers)
                 rates = [together[i, ...] for i in range(num)]
         for (_, _, phases), rate in zip(started, rates, strict=True):
-            _send(phases, rate)
-
-
-def _send(phases: Generator[Array, Any, None], rate: Any) -> None:
-    with suppress(StopIteration):
-        phases.send(rate)
+            with suppress(StopIteration):
+                phases.send(rate)
 
 
 def _rate(p_norm: float, other: float, lr: float, factor: float, weight_decay: float, eps: float) -> float:

@@ -417,12 +417,9 @@ class Optimizer:
         for group in self.param_groups:
             names = self.remembers(group)
             for param in group["params"]:
-                if next(remaining) is None or not names:
-                    continue
-                state = self.state.get(param)
-                if state is None or len(state) < len(names) + len(self.state_counts) + len(self.state_numbers):
-                    count = sum(name not in (state or ()) for name in names)
-                    size_bytes = count * param.data.size * wider(param.dtype).itemsize
+                missing = [name for name in names if name not in self.state.get(param, ())]
+                if next(remaining) is not None and missing:
+                    size_bytes = len(missing) * param.data.size * wider(param.dtype).itemsize
                     needed[param._device] = needed.get(param._device, 0) + size_bytes
         for device, size_bytes in needed.items():
             observer_of(device).memory.make_room(size_bytes, f"{self._name}'s state")

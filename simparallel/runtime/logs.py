@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from simparallel.base.names import printable
-from simparallel.runtime.log_folder import (
-    RANK_LINKS,
-    SCHEDULER_LOG,
-    check_log_dir,
-    forget_former_run,
-    head,
-    link_logs,
-    unusable,
-)
+from simparallel.runtime import log_folder
 
 AnyBytes = TypeVar("AnyBytes", bytes, bytearray)
 READ_BYTES = 1 << 20
@@ -49,7 +41,7 @@ class LogFiles:
         self,
         log_dir: str | Path | None,
         nodes: Sequence[Sequence[int]],
-        links: str = RANK_LINKS,
+        links: str = log_folder.RANK_LINKS,
         files: Sequence[str] = (),
     ) -> None:
         self.log_dir = None if log_dir is None else str(log_dir)
@@ -59,25 +51,25 @@ class LogFiles:
         try:
             if self.log_dir is not None:
                 # Before anything is removed.
-                check_log_dir(Path(self.log_dir), nodes, links, files)
-            self.fds.append(self._open(SCHEDULER_LOG))
+                log_folder.check_log_dir(Path(self.log_dir), nodes, links, files)
+            self.fds.append(self._open(log_folder.SCHEDULER_LOG))
             if self.log_dir is not None:
                 # Only the holder of the lock may remove the files of an earlier run.
                 self._take()
-                forget_former_run(Path(self.log_dir))
+                log_folder.forget_former_run(Path(self.log_dir))
                 os.ftruncate(self.host_fd, 0)
             for rank in range(world_size):
                 self.fds.append(self._open(f"worker_{rank}.log"))
                 os.ftruncate(self.fds[-1], 0)
-            self._head = b"" if self.log_dir is None else head(files).encode()
+            self._head = b"" if self.log_dir is None else log_folder.head(files).encode()
             os.write(self.host_fd, self._head)
             if self.log_dir is not None:
-                link_logs(Path(self.log_dir), nodes, links)
+                log_folder.link_logs(Path(self.log_dir), nodes, links)
         except OSError as error:
             self.close()
             if self.log_dir is None:
                 raise
-            raise unusable(self.log_dir, error) from error
+            raise log_folder.unusable(self.log_dir, error) from error
 
     def _take(self) -> None:
         """Lock the directory until every process that holds `scheduler.log` (this one, the host) has closed it."""
@@ -88,7 +80,7 @@ class LogFiles:
             fcntl.flock(self.host_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise unusable(str(self.log_dir), "another run is writing its logs there") from None
+            raise log_folder.unusable(str(self.log_dir), "another run is writing its logs there") from None
         except OSError:
             # A file system without locks.
             return

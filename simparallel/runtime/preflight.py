@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from types import FrameType
+from bisect import bisect_right
+from traceback import walk_stack
 
 from simparallel.base.callsite import is_inside, place
 from simparallel.base.units import format_bytes
@@ -65,14 +66,12 @@ def check_depth(depth: int) -> None:
 
 def _top_level_line() -> str:
     """Return the running top-level line of the innermost user module that is being imported; "" if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in walk_stack(sys._getframe(1)):
         code = frame.f_code
         # The top level of an imported module; a script's own top level is `__main__`.
         is_import = code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
         if is_import and not is_inside(code.co_filename):
-            return place(code.co_filename, frame.f_lineno)
-        frame = frame.f_back
+            return place(code.co_filename, line)
     return ""
 
 
@@ -84,14 +83,8 @@ def needed_bytes(world_size: int) -> int:
 
 def room_for_ranks(free_bytes: int) -> int:
     """Return the largest number of ranks whose `needed_bytes` fit into `free_bytes`."""
-    # Double until it is too many, then bisect: the estimate is quadratic in the number of ranks.
-    few, many = 0, 1
-    while needed_bytes(many) <= free_bytes:
-        few, many = many, 2 * many
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if needed_bytes(middle) <= free_bytes else (few, middle)
-    return few
+    # More ranks than their own bytes allow do not fit in any case.
+    return bisect_right(range(1, free_bytes // RANK_BYTES + 1), free_bytes, key=needed_bytes)
 
 
 def check_memory(world_size: int) -> None:

@@ -88,15 +88,12 @@ def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any
             # A user's class may fail here in any way; the text of the error is kept.
             carried = None
     return {
-        "summary": summary,
+        **_report(os.getpid(), summary, exit_code, caused_by_others or isinstance(error, KeyboardInterrupt)),
         "traceback": "".join(traceback.format_exception(_without_our_frames(error))),
         "places": _places(error),
         "notes": list(map(str, getattr(error, "__notes__", ()))),
         "at": _innermost_line(error),
-        "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
         "time_ns": time_ns,
-        "pid": os.getpid(),
-        "exit_code": exit_code,
         "missing": list(error.facts.get("missing", ())) if isinstance(error, DeadlineError) else [],
         "exception": carried,
     }
@@ -214,7 +211,7 @@ def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dic
         summary, code = f"killed by {name}{often}", 128 - exit_code
     else:
         summary, code = f"process ended with exit code {exit_code} in the middle of the run", exit_code or 1
-    return _report(pid, summary, code, secondary=by_us)
+    return _report(pid, summary, code, by_us)
 
 
 def stop_report(pid: int, timeout_s: float, *, secondary: bool = False) -> dict[str, Any]:
@@ -226,10 +223,10 @@ def stop_report(pid: int, timeout_s: float, *, secondary: bool = False) -> dict[
         f"process is stopped (SIGSTOP), was not continued within {timeout_s:g} s (timeout_s), and was killed. "
         "Send SIGCONT in time, or raise timeout_s (--timeout)."
     )
-    return {**_report(pid, summary, 1, secondary=secondary), "was_stopped": True}
+    return {**_report(pid, summary, 1, secondary), "was_stopped": True}
 
 
-def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> dict[str, Any]:
+def _report(pid: int, summary: str, code: int, secondary: bool) -> dict[str, Any]:
     return {
         "summary": summary,
         "traceback": "",

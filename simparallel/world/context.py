@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_line
-from simparallel.base.checks import check_choice, check_integer, check_number
+from simparallel.base.checks import check_choice, check_flags, check_integer, check_number
 from simparallel.base.names import did_you_mean
 from simparallel.clock.notes import forget_notes, note_once
 from simparallel.clock.recorder import describe_device
@@ -295,9 +295,7 @@ def set_algo_parameters(
     """
     # The first statement, so `locals` are the arguments.
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in _SEARCH_FLAGS:
-        if not isinstance(given.get(name, False), bool):
-            raise InputError(f"set_algo_parameters: {name}={given[name]!r} must be True or False.")
+    check_flags("set_algo_parameters", given, (name for name in _SEARCH_FLAGS if name in given))
     _note_unused("set_algo_parameters", {name: value for name, value in given.items() if name not in _SEARCH_FLAGS})
     _settings.algorithm.update(given)
 

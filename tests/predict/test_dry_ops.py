@@ -12,8 +12,7 @@ from op_records import op_calls
 from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Op, Tensor
 from simparallel.backend import has_data
-from simparallel.base.dry_arrays import DryArray, dried, empty
-from simparallel.base.strides import reshapes_in_place
+from simparallel.base.dry_arrays import DryArray, dried, empty, reshapes_in_place
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.machine.cluster import describe
 

@@ -302,7 +302,7 @@ def test_other_jobs_versions_and_users(wrong: str, monkeypatch: pytest.MonkeyPat
         changed = {"key": {"key": "x"}, "protocol": {"protocol": 0}, "layout": {"layout": 1}}.get(wrong, {})
         with monkeypatch.context() as patch:
             if wrong == "user":
-                patch.setattr(rendezvous, "peer_of", lambda connection: (1, os.getuid() + 1))
+                patch.setattr(sockets, "peer_of", lambda connection: (1, os.getuid() + 1))
             life = sockets.own_life()
             sockets.send(stranger, {**hello, **changed}, [] if wrong == "life" else [life])
             os.close(life)

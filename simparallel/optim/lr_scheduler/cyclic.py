@@ -22,15 +22,19 @@ class MomentumScheduler(LRScheduler):
         """Return the momentum of group i at a number."""
         raise TypeError(f"{self._name} does not define _momentum")
 
-    def _take_momentum(self, optimizer: Optimizer) -> None:
-        """Find the name of the momentum setting. Raises InputError if the optimizer has neither momentum nor betas."""
-        for name in ("betas", "momentum"):
-            if name in optimizer.defaults:
-                self._momentum_name = name
-                return
-        raise InputError(
-            f"{self._name}: {type(optimizer).__name__} has neither momentum nor betas; give cycle_momentum=False."
-        )
+    def _take_momentum(self, optimizer: Optimizer, **limits: float | Sequence[float]) -> list[tuple[float, ...]]:
+        """Find the name of the momentum setting; return these limits of it for each group.
+
+        Raises:
+            InputError: the optimizer has neither momentum nor betas, or a limit is out of range.
+        """
+        self._momentum_name = next((name for name in ("betas", "momentum") if name in optimizer.defaults), None)
+        if self._momentum_name is None:
+            raise InputError(
+                f"{self._name}: {type(optimizer).__name__} has neither momentum nor betas; give cycle_momentum=False."
+            )
+        each = [self._numbers(name, value, optimizer, 1.0) for name, value in limits.items()]
+        return list(zip(*each, strict=True))
 
     def _set(self, number: int, rates: Sequence[float]) -> None:
         super()._set(number, rates)
@@ -100,10 +104,8 @@ class CyclicLR(MomentumScheduler):
         lowest = self._numbers("base_lr", base_lr, optimizer)
         self._max_lrs = self._numbers("max_lr", max_lr, optimizer)
         if cycle_momentum:
-            self._take_momentum(optimizer)
-            low = self._numbers("base_momentum", base_momentum, optimizer, 1.0)
-            high = self._numbers("max_momentum", max_momentum, optimizer, 1.0)
-            self._momentums = list(zip(low, high, strict=True))
+            limits = {"base_momentum": base_momentum, "max_momentum": max_momentum}
+            self._momentums = self._take_momentum(optimizer, **limits)
         self._begin(optimizer, last_epoch, lowest)
 
     def _rate(self, i: int, number: int) -> float:
@@ -160,7 +162,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         self._check_groups()
         place = self._place + 1 if epoch is None else epoch
         check_number(self._name, "epoch", place)
-        self._go_to(float(place))
+        place = float(place)
+        self._set(math.floor(place), [self._at(i, place) for i in range(len(self.base_lrs))])
+        self._place = place
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data: the position, and the initial and current rates of each group."""
@@ -178,10 +182,6 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     @property
     def T_i(self) -> int:
         return self._cycle(self._place)[1]
-
-    def _go_to(self, place: float) -> None:
-        self._set(math.floor(place), [self._at(i, place) for i in range(len(self.base_lrs))])
-        self._place = place
 
     def _rate(self, i: int, number: int) -> float:
         return self._at(i, float(number))
@@ -267,10 +267,8 @@ class OneCycleLR(MomentumScheduler):
         # Levels for each group, in the order of LAST, FIRST, TOP.
         self._lrs = [(top / div_factor / final_div_factor, top / div_factor, top) for top in tops]
         if cycle_momentum:
-            self._take_momentum(optimizer)
-            high = self._numbers("max_momentum", max_momentum, optimizer, 1.0)
-            low = self._numbers("base_momentum", base_momentum, optimizer, 1.0)
-            self._momentums = [(h, h, b) for h, b in zip(high, low, strict=True)]
+            limits = self._take_momentum(optimizer, max_momentum=max_momentum, base_momentum=base_momentum)
+            self._momentums = [(high, high, low) for high, low in limits]
         self._begin(optimizer, last_epoch, [first for _, first, _ in self._lrs])
 
     def _rate(self, i: int, number: int) -> float:

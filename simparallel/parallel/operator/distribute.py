@@ -12,6 +12,7 @@ from simparallel.comm import current
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout.layout import Layout, from_strategy
 from simparallel.layout.sharding import placement
+from simparallel.layout.strategy import out_entry
 from simparallel.nn import Module
 from simparallel.parallel.ddp.same_model import check_may_be_cut
 from simparallel.parallel.operator.interpreter import SHARDED, move_tensor, relabelled, shard_parameter, sharder
@@ -132,8 +133,7 @@ def shard(
                 _lay(x, entry, f"result {i}") for i, (x, entry) in enumerate(zip(result, entries, strict=True))
             )
         # ((2, 1),) holds one entry, for the single result; (2, 1) is the entry itself.
-        is_nested = isinstance(out_strategy, tuple) and len(out_strategy) == 1 and not isinstance(out_strategy[0], int)
-        return _lay(result, out_strategy[0] if is_nested else out_strategy, "the result")  # type: ignore[index]
+        return _lay(result, out_entry(out_strategy), "the result")
 
     return sharded
 

@@ -13,16 +13,17 @@ from simparallel.arrays.seam import kernels_of
 from simparallel.autograd import Context, Op, Plan, Spec
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.backend import Array
+from simparallel.base.checks import check_integer, is_integer
 from simparallel.base.html import table
 from simparallel.base.text_table import aligned
 from simparallel.comm import current
+from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group, groups_text
 from simparallel.layout.redistribution import Redistribution
 from simparallel.layout.sharding import Sharding
 from simparallel.layout.strategy import axis_name
 from simparallel.parallel.operator.op_call import OpCall, plan_way
-from simparallel.parallel.operator.plan_inputs import input_specs, num_devices
 
 SUM_OF_GRADIENT = "sum of the gradient"
 
@@ -346,3 +347,43 @@ def _is_float(spec: Spec) -> bool:
 
 def _has_gradients(plan: Plan) -> bool:
     return _is_float(plan.output) and any(map(_is_float, plan.inputs))
+
+
+# --- arguments ------------------------------------------------------------------------------------------
+
+
+def input_specs(who: str, shapes: Sequence[Any], dtype: Any) -> list[Spec]:
+    """Return a Spec for each input.
+
+    Args:
+        who: name of the caller, for messages.
+        shapes: shapes of the inputs.
+        dtype: dtype of all inputs, or a list or tuple with one dtype for each.
+
+    Raises:
+        InputError: a shape is not a sequence of sizes, a dtype is invalid, or the numbers of dtypes and shapes differ.
+    """
+    dtypes = list(dtype) if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
+    if len(dtypes) != len(shapes):
+        raise InputError(f"{who}: dtype={dtype!r} has {len(dtypes)} entries for {len(shapes)} inputs.")
+    return [
+        Spec(_shape(who, i, shape), _dtype(who, i, d)) for i, (shape, d) in enumerate(zip(shapes, dtypes, strict=True))
+    ]
+
+
+def num_devices(who: str, device_num: Any, default: int) -> int:
+    """Return `device_num` as an int; `default` for None. Raises InputError unless it is an integer of 1 or more."""
+    return default if device_num is None else check_integer(who, "device_num", device_num, 1)
+
+
+def _shape(who: str, i: int, shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, (tuple, list)) or not all(is_integer(size) and size >= 0 for size in shape):
+        raise InputError(f"{who}: the shape of input {i} is {shape!r}, expected a tuple of sizes such as (32, 64).")
+    return tuple(map(int, shape))
+
+
+def _dtype(who: str, i: int, dtype: Any) -> np.dtype:
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise InputError(f"{who}: dtype of input {i} is {dtype!r}, expected a dtype such as 'float32'.") from None

@@ -23,22 +23,12 @@ from simparallel.layout.mesh import groups_text
 from simparallel.layout.sharding import Placement, placement, unfinished
 from simparallel.nn.deferred import placeholder
 from simparallel.nn.module import Module
+from simparallel.parallel.operator import explain
 from simparallel.parallel.operator.auto import input_layout
-from simparallel.parallel.operator.explain import (
-    SUM_OF_GRADIENT,
-    OpCollective,
-    OpPlan,
-    exchanges_of,
-    explain_call,
-    explain_op,
-)
 from simparallel.parallel.operator.gradient_sums import Filling
 from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.operator.op_call import OpCall, mode, plan_way
 from simparallel.parallel.operator.pending_view import pending_view, root_of
-from simparallel.parallel.operator.plan_inputs import input_specs, num_devices
-
-__all__ = ["NetworkPlan", "explain_network", "explain_op"]
 
 
 class Row(NamedTuple):
@@ -48,7 +38,7 @@ class Row(NamedTuple):
     where: str
     # "forward" or "backward".
     phase: str
-    exchange: OpCollective
+    exchange: explain.OpCollective
 
 
 class NetworkPlan:
@@ -60,7 +50,9 @@ class NetworkPlan:
         parameters: name -> (global shape, layout) of each parameter that an op shards.
     """
 
-    def __init__(self, device_num: int, ops: list[OpPlan], rows: list[Row], parameters: dict[str, Placement]) -> None:
+    def __init__(
+        self, device_num: int, ops: list[explain.OpPlan], rows: list[Row], parameters: dict[str, Placement]
+    ) -> None:
         self.device_num, self.ops, self.rows = device_num, ops, rows
         self.parameters = {name: (place.shape, place.layout) for name, place in parameters.items()}
 
@@ -98,7 +90,7 @@ class NetworkPlan:
         return table(self._cells(), left=True)
 
 
-def _collective(exchange: OpCollective) -> str:
+def _collective(exchange: explain.OpCollective) -> str:
     op = f"({exchange.reduce_op})" if exchange.reduce_op else ""
     return f"{exchange.collective}{op} {groups_text(exchange.groups)}"
 
@@ -113,8 +105,8 @@ def explain_network(
 ) -> NetworkPlan:
     """See `Module.explain`."""
     who = f"{type(network).__name__}.explain"
-    device_num = num_devices(who, device_num, current().world_size)
-    specs = input_specs(who, shapes, dtype)
+    device_num = explain.num_devices(who, device_num, current().world_size)
+    specs = explain.input_specs(who, shapes, dtype)
     entries = dataset_strategy if isinstance(dataset_strategy, tuple) else (dataset_strategy,) * len(specs)
     if len(entries) != len(specs):
         raise InputError(f"{who}: dataset_strategy has {len(entries)} entries for {len(specs)} inputs.")
@@ -137,7 +129,7 @@ class _Planning(AbstractInterpreter):
 
     def __init__(self, device_num: int, names: dict[int, str]) -> None:
         self._device_num, self._names = device_num, names
-        self.ops: list[OpPlan] = []
+        self.ops: list[explain.OpPlan] = []
         self.rows: list[Row] = []
         # In the order of the forward pass.
         self._backward: list[Row | _Sum] = []
@@ -178,14 +170,14 @@ class _Planning(AbstractInterpreter):
             if target is not None and x.placement is None and x.is_leaf and x.requires_grad:
                 self._places.setdefault(id(x), target)
                 self.parameters.setdefault(self._names.get(id(x), f"tensor {len(self._places)}"), self._places[id(x)])
-        plan = explain_call(call)
+        plan = explain.explain_call(call)
         self.ops.append(plan)
         run = partial(self._run, call, plan, self._described(op, inputs), inputs, laid)
         waiting = pending_view(inputs[0], laid[0].placement, call, run, SHARDED) if call.can_wait else None
         return run() if waiting is None else waiting
 
     def _run(
-        self, call: OpCall, plan: OpPlan, described: str, inputs: tuple[Tensor, ...], laid: list[Tensor]
+        self, call: OpCall, plan: explain.OpPlan, described: str, inputs: tuple[Tensor, ...], laid: list[Tensor]
     ) -> Tensor:
         """Record the communication of the call; return its output, without data."""
         for i in call.unsettled:
@@ -193,12 +185,12 @@ class _Planning(AbstractInterpreter):
         for implicit in call.implicit:
             i, dtype = implicit.input, inputs[implicit.input].dtype
             where = f"input {i} of {described}"
-            self._note(where, "forward", exchanges_of(implicit.plan, dtype, "redistribute"))
+            self._note(where, "forward", explain.exchanges_of(implicit.plan, dtype, "redistribute"))
             if inputs[i].requires_grad:
                 # The gradient comes back as addends, and the way back sums them.
                 addends = unfinished(implicit.target, call.sharding.gradient_axes(i))
                 back = plan_way(addends, implicit.source.gradient, dtype.itemsize)
-                self._note(where, "backward", exchanges_of(back, dtype, "redistribute"))
+                self._note(where, "backward", explain.exchanges_of(back, dtype, "redistribute"))
         self._note(described, "forward", plan.forward)
         needs = [x.requires_grad for x in inputs]
         if any(needs):
@@ -212,16 +204,16 @@ class _Planning(AbstractInterpreter):
                 # A parameter that this op redistributes is no leaf to the interpreter: its gradient is summed at once.
                 is_leaf = id(x) in self._places and (lies is None or lies is call.inputs[i])
                 for e in grads if needs[i] else ():
-                    if i in moved and e.why == SUM_OF_GRADIENT:
+                    if i in moved and e.why == explain.SUM_OF_GRADIENT:
                         continue
                     what = f"gradient of {self._names.get(id(x), f'input {i}')}"
-                    row = Row(described, "backward", e._replace(why=e.why.replace(SUM_OF_GRADIENT, what)))
-                    is_sum = is_leaf and e.why == SUM_OF_GRADIENT
+                    row = Row(described, "backward", e._replace(why=e.why.replace(explain.SUM_OF_GRADIENT, what)))
+                    is_sum = is_leaf and e.why == explain.SUM_OF_GRADIENT
                     gradients.append(_Sum(row, id(x), call.local.inputs[i]) if is_sum else row)
             # Recorded from the last to the first, because `backward_rows` reads the list in reverse.
             self._backward += gradients[::-1]
             self._note(described, "backward", plan.backward_inside[::-1])
-            self._note(described, "backward", exchanges_of(back, call.local.output.dtype, "redistribute")[::-1])
+            self._note(described, "backward", explain.exchanges_of(back, call.local.output.dtype, "redistribute")[::-1])
         # Shape and dtype are enough for the next op.
         data = placeholder(call.output.local_shape, call.local.output.dtype)
         y = Tensor._result(data, placement=call.output, interpreter=SHARDED)
@@ -235,7 +227,7 @@ class _Planning(AbstractInterpreter):
             return x
         return Tensor._result(placeholder(place.local_shape, x.dtype), placement=place, interpreter=SHARDED)
 
-    def _note(self, where: str, phase: str, exchanges: Sequence[OpCollective]) -> None:
+    def _note(self, where: str, phase: str, exchanges: Sequence[explain.OpCollective]) -> None:
         rows: list[Any] = self.rows if phase == "forward" else self._backward
         rows += [Row(where, phase, exchange) for exchange in exchanges]
 

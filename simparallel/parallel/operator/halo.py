@@ -1,16 +1,20 @@
 """Ops with sliding windows, cut along the dims over which the windows slide.
 
 A rank computes its slice of the output, so it reads the rows under these windows: its own and some of its
-neighbours'. It fetches the missing rows (`layout.halo`), and the op runs on the region under the windows as on any
+neighbours'. It fetches the missing rows (`Halo`), and the op runs on the region under the windows as on any
 image. Padding exists only at the borders of the whole image, and the op fills and counts it as usual. In backward the
 gradient of fetched rows returns to the rank that holds them, and is added there.
 
 A cut is valid if it divides the image and the number of windows. A halo wider than the neighbour's slice comes from
 several ranks; for an empty halo no message is sent.
+
+A rank asks the replica with its own number (see `boxes`). So the ranks form lines that exchange only within
+themselves, each with the whole tensor, and the gradients that return within one line make one whole gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -18,10 +22,37 @@ from typing import NamedTuple
 from simparallel.arrays.host.windows import Windows
 from simparallel.autograd import Plan, Spec
 from simparallel.backend import Array, get_namespace
-from simparallel.layout.boxes import Box, box_of, boxes_of, intersection, shape_of, within
-from simparallel.layout.halo import Halo
+from simparallel.layout.boxes import Box, Moves, box_of, boxes_of, intersection, shape_of, within
+from simparallel.layout.layout import Layout
+from simparallel.layout.mesh import Group
 from simparallel.layout.sharding import Sharding
 from simparallel.parallel.operator.redistribute import Move, swap
+
+
+class Halo:
+    """The halo exchange of a tensor of global `shape` in `layout`: each rank gets every missing element once.
+
+    Attributes:
+        needs: for each rank the box that it reads; boxes may overlap, and may leave out parts of slices.
+        moves: the transfers of forward, own parts included.
+    """
+
+    def __init__(self, layout: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> None:
+        self.layout, self.needs, self.shape = layout, needs, shape
+        self.moves = Moves(layout, needs, shape)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Groups of ranks that exchange elements, directly or through others; () if no rank does."""
+        return self.moves.groups
+
+    def received_bytes(self, itemsize: int) -> tuple[int, ...]:
+        """Return the bytes that each rank receives in forward, in the order of the mesh."""
+        return tuple(self.moves.received[rank] * itemsize for rank in self.layout.mesh.ranks)
+
+    def returned_bytes(self, itemsize: int) -> tuple[int, ...]:
+        """Return the bytes that each rank receives in backward: as many as it sent in forward."""
+        return tuple(self.moves.given[rank] * itemsize for rank in self.layout.mesh.ranks)
 
 
 class WindowCut:

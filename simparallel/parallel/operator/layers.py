@@ -244,26 +244,17 @@ def _columns(axis: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def whole_along(x: Tensor, axis: str) -> Tensor:
     """Return x with no dim cut by `axis` and no unfinished sum along it. Raises LayoutError for a plain tensor."""
-    layout = _layout(x)
-    dims = [tuple(a for a in axes if a != axis) for axes in layout.axes_by_dim]
-    return x.redistribute(_with_dims(layout, dims, axis))
+    return cut_along(x, axis, None)
 
 
-def cut_along(x: Tensor, axis: str, dim: int) -> Tensor:
-    """Return x with `dim` also cut by `axis`, innermost. Raises LayoutError for a plain tensor."""
-    layout = _layout(x)
-    dims = [tuple(a for a in axes if a != axis) for axes in layout.axes_by_dim]
-    dims[dim] = (*dims[dim], axis)
-    return x.redistribute(_with_dims(layout, dims, axis))
-
-
-def _layout(x: Any) -> Layout:
+def cut_along(x: Tensor, axis: str, dim: int | None) -> Tensor:
+    """Return x with `dim` also cut by `axis`, innermost; None for no dim. Raises LayoutError for a plain tensor."""
     if not isinstance(x, Tensor) or x.layout is None:
         raise LayoutError("a parallel layer takes sharded tensors; shard x with distribute_tensor(x, layout).")
-    return x.layout
-
-
-def _with_dims(layout: Layout, dims: list[tuple[str, ...]], axis: str) -> Layout:
-    """Return the layout with these cuts and its sum along `axis` finished; sums along other axes stay unfinished."""
+    layout = x.layout
+    dims = [tuple(a for a in axes if a != axis) for axes in layout.axes_by_dim]
+    if dim is not None:
+        dims[dim] = (*dims[dim], axis)
+    # Sums along other axes stay unfinished.
     left = tuple(a for a in layout.partial if a != axis)
-    return layout.with_partial(())(*(axes or "None" for axes in dims)).with_partial(left)
+    return x.redistribute(layout.with_partial(())(*dims).with_partial(left))

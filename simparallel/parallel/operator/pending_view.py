@@ -16,6 +16,7 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.hooks import RemovableHandle
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import grad_mode
+from simparallel.base.attributes import setting
 from simparallel.errors import AutogradError
 from simparallel.layout.sharding import Placement, placement
 from simparallel.machine.devices import Device
@@ -47,11 +48,8 @@ class PendingView(Tensor):
         if self._settle is None:
             return
         # Record the graph if the call was to be recorded, whatever the mode of this access.
-        was_enabled, grad_mode.enabled = grad_mode.enabled, self._requires_grad
-        try:
+        with setting(grad_mode, enabled=self._requires_grad):
             y = self._settle()
-        finally:
-            grad_mode.enabled = was_enabled
         # Become the result: the same attributes, and no reference to the base any more.
         self._settle = None
         del self._root

@@ -25,19 +25,8 @@ from typing import Any
 
 from simparallel.comm.memory.segment import ControlMap, SharedSegment
 from simparallel.errors import LaunchError
+from simparallel.runtime.joined import sockets
 from simparallel.runtime.joined.identity import RankIdentity
-from simparallel.runtime.joined.sockets import (
-    FDS_AT_ONCE,
-    Folder,
-    check_system,
-    close_all,
-    hold_lock,
-    open_folder,
-    own_life,
-    peer_of,
-    receive,
-    send,
-)
 from simparallel.runtime.preflight import check_memory
 
 PROTOCOL = 1
@@ -100,23 +89,16 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
             not Linux.
         SharedMemoryError: there is not enough memory.
     """
-    check_system()
-    hello = Hello(
-        PROTOCOL,
-        ControlMap(identity.world_size).num_words,
-        identity.key,
-        identity.rank,
-        identity.world_size,
-        identity.node,
-        identity.device_id,
-    )
+    sockets.check_system()
+    layout, place = ControlMap(identity.world_size).num_words, (identity.node, identity.device_id)
+    hello = Hello(PROTOCOL, layout, identity.key, identity.rank, identity.world_size, *place)
     deadline = time.monotonic() + limit_s
-    life = own_life()
+    life = sockets.own_life()
     try:
         while True:
             # Try again on this error: another job may remove the folder at any time.
-            with contextlib.suppress(FileNotFoundError), open_folder() as folder:
-                with hold_lock(folder, identity.key) as is_leader:
+            with contextlib.suppress(FileNotFoundError), sockets.open_folder() as folder:
+                with sockets.hold_lock(folder, identity.key) as is_leader:
                     if is_leader:
                         # Others may come when the first ones have taken their part of the memory.
                         check_memory(identity.world_size)
@@ -140,7 +122,9 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
 class _Leader:
     """The first rank of the job to arrive: it waits for the others, and gives them the memory."""
 
-    def __init__(self, identity: RankIdentity, hello: Hello, folder: Folder, limit_s: float, tell: Tell) -> None:
+    def __init__(
+        self, identity: RankIdentity, hello: Hello, folder: sockets.Folder, limit_s: float, tell: Tell
+    ) -> None:
         self._identity = identity
         self._folder = folder
         self._limit_s = limit_s
@@ -175,8 +159,8 @@ class _Leader:
                 what = f"{who} failed with {type(error).__name__}: {what}"
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):
-                    send(connection, {"failed": what, "facts": getattr(error, "facts", {})})
-            close_all(self._lives.values())
+                    sockets.send(connection, {"failed": what, "facts": getattr(error, "facts", {})})
+            sockets.close_all(self._lives.values())
             raise
         finally:
             for connection in (*self._connections.values(), *self._new.values()):
@@ -218,17 +202,17 @@ class _Leader:
         self._poll.unregister(fd)
         fds: list[int] = []
         try:
-            pid, user = peer_of(connection)
-            message, fds = receive(connection)
+            pid, user = sockets.peer_of(connection)
+            message, fds = sockets.receive(connection)
             if message is None:
                 connection.close()
                 return
             why, hello = self._refusal(message, user, len(fds))
             if hello is None:
-                send(connection, {"refused": why})
+                sockets.send(connection, {"refused": why})
                 self._tell(f"refused process {pid}: {why}")
             else:
-                send(connection, {"leader": self._identity.rank})
+                sockets.send(connection, {"leader": self._identity.rank})
                 self._hellos[hello.rank], self._pids[hello.rank] = hello, pid
                 self._connections[hello.rank], self._lives[hello.rank] = connection, fds.pop()
                 for own in (connection.fileno(), self._lives[hello.rank]):
@@ -238,7 +222,7 @@ class _Leader:
         except (OSError, ValueError) as error:
             # The process has gone, or does not follow the protocol.
             self._tell(f"refused a process that does not follow the protocol: {error}")
-        close_all(fds)
+        sockets.close_all(fds)
         connection.close()
 
     def _refusal(self, message: dict[str, Any], user: int, num_fds: int) -> tuple[str, Hello | None]:
@@ -306,11 +290,11 @@ class _Leader:
             connection.setblocking(True)
             connection.settimeout(LATE_S)
             try:
-                send(connection, {"nodes": nodes, "device_ids": device_ids}, [segment.fd])
+                sockets.send(connection, {"nodes": nodes, "device_ids": device_ids}, [segment.fd])
                 others = [other for other in range(size) if other != rank]
                 # A message holds a limited number of descriptors.
-                for some in (others[i : i + FDS_AT_ONCE] for i in range(0, len(others), FDS_AT_ONCE)):
-                    send(connection, {"lives": some}, [lives[other] for other in some])
+                for some in (others[i : i + sockets.FDS_AT_ONCE] for i in range(0, len(others), sockets.FDS_AT_ONCE)):
+                    sockets.send(connection, {"lives": some}, [lives[other] for other in some])
             except OSError:
                 raise self._ended(rank) from None
         return Meeting(segment, self._lives, nodes, device_ids)
@@ -329,16 +313,16 @@ def _ranks(ranks: list[int]) -> str:
 # --- the others --------------------------------------------------------------------------------------------
 
 
-def _follow(identity: RankIdentity, hello: Hello, folder: Folder, deadline: float, life: int) -> Meeting | None:
+def _follow(identity: RankIdentity, hello: Hello, folder: sockets.Folder, deadline: float, life: int) -> Meeting | None:
     """Connect to the leader and wait for the memory; return None if there is no leader."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
             connection.settimeout(LATE_S)
             connection.connect(folder.address_of(f"{identity.key}.sock"))
-            pid, user = peer_of(connection)
+            pid, user = sockets.peer_of(connection)
             if user != os.getuid():
                 raise LaunchError(f"the ranks of {identity.where()} are gathered by user {user}, not {os.getuid()}.")
-            send(connection, asdict(hello), [life])
+            sockets.send(connection, asdict(hello), [life])
         except (FileNotFoundError, ConnectionError, BlockingIOError, TimeoutError):
             # The leader does not listen yet, has gone, or already has all ranks.
             return None
@@ -364,7 +348,7 @@ def _follow(identity: RankIdentity, hello: Hello, folder: Folder, deadline: floa
                     raise LaunchError(f"rank {identity.rank}: {leader} ended in the meantime.", rank=answer["leader"])
                 lives.update(zip(some["lives"], fds, strict=True))
         except BaseException:
-            close_all(lives.values())
+            sockets.close_all(lives.values())
             raise
         return Meeting(segment, lives, meeting["nodes"], meeting["device_ids"])
 
@@ -379,7 +363,7 @@ def _next(
     """
     connection.settimeout(max(0.0, deadline - time.monotonic()) + LATE_S)
     try:
-        message, fds = receive(connection)
+        message, fds = sockets.receive(connection)
     except ConnectionError:
         return None, []
     except TimeoutError:

@@ -128,6 +128,7 @@ def hold_lock(folder: Folder, key: str) -> Iterator[bool]:
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+    # `socket.send_fds` ignores the flag, without which a program's own SIGPIPE could end this process.
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     connection.sendmsg([json.dumps(message).encode()], rights, socket.MSG_NOSIGNAL)
 
@@ -139,12 +140,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
         ValueError: it is truncated, or no JSON object.
     """
     # One packet is one message, so a message is never split over several reads.
-    room = socket.CMSG_LEN(FDS_AT_ONCE * array.array("i").itemsize)
-    data, rights, flags, _ = connection.recvmsg(MESSAGE_BYTES, room)
-    fds = array.array("i")
-    for level, kind, content in rights:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    data, fds, flags, _ = socket.recv_fds(connection, MESSAGE_BYTES, FDS_AT_ONCE)
     # Received descriptors are inheritable by default; programs that the rank starts must not get them.
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -158,7 +154,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
     except (ValueError, RecursionError) as error:
         close_all(fds)
         raise ValueError(str(error)) from None
-    return message, list(fds)
+    return message, fds
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -192,19 +192,9 @@ class Pool:
             inherited = [self.segment.fd, life_read, control_fd, *self.logs.rank_fds, *connection_fds]
             self._host = self._exec_host(config_fd, inherited)
             # Runs when the pool is closed or collected, or at exit. It must not refer to the pool, hence the arguments.
-            self._closer = weakref.finalize(
-                self,
-                _close,
-                self.owner,
-                self._host,
-                self.control,
-                self.connections,
-                self.logs,
-                life_write,
-                self.segment,
-            )
-            # From here on the finalizer releases everything.
-            undo.pop_all()
+            # From here on it releases everything.
+            connections = [*self.connections, self.control]
+            self._closer = weakref.finalize(self, _close, self.owner, self._host, connections, undo.pop_all())
 
     def _exec_host(self, config_fd: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
         """Start the host process.
@@ -369,29 +359,17 @@ def _cells() -> dict[str, dict[str, Any]]:
 
 
 def _close(
-    owner: int,
-    host: subprocess.Popen[bytes],
-    control: Connection,
-    connections: list[Connection],
-    logs: LogFiles,
-    life_write: int,
-    segment: SharedSegment,
+    owner: int, host: subprocess.Popen[bytes], connections: list[Connection], descriptors: contextlib.ExitStack
 ) -> None:
     """Shut down the connections, wait, kill; close every descriptor. Runs once, at the latest at exit.
 
     In a process that the user forked from the launcher, only the descriptors are closed.
     """
-    try:
+    with descriptors:
         if os.getpid() == owner:
-            for connection in (*connections, control):
+            for connection in connections:
                 _shut_down(connection)
             _end_host(host)
-    finally:
-        for connection in (*connections, control):
-            connection.close()
-        os.close(life_write)
-        logs.close()
-        segment.close_fd()
 
 
 def _shut_down(connection: Connection) -> None:

@@ -70,17 +70,9 @@ def _die_with_the_launcher(pid: int) -> None:
 
 def _play(config: NodeConfig) -> Outcome:
     table = load(config.rank_table) if config.rank_table else None
-    identity = RankIdentity(
-        config.rank,
-        config.world_size,
-        config.node,
-        config.device_ids[config.rank] if config.device_ids else None,
-        config.port,
-        table,
-        tuple(config.job),
-        config.given,
-        command=config.command,
-    )
+    device_id, job = config.device_ids[config.rank] if config.device_ids else None, tuple(config.job)
+    place = config.rank, config.world_size, config.node, device_id, config.port
+    identity = RankIdentity(*place, table, job, config.given, command=config.command)
     faults = parse(os.environ.get(VARIABLE, ""), config.world_size)
     meeting = meet(identity, config.start_timeout_s, tell)
     transport = JoinedTransport(meeting, config.rank, config.timeout_s, faults=faults_of(faults, config.rank))
