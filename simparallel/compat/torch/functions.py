@@ -22,7 +22,7 @@ del (
     bitwise_not, broadcast_to, cast, clone, conv1d, conv2d, conv_transpose2d, cross_entropy, cross_entropy_expand,
     dropout, embedding, expand, floor_divide, gelu, getitem, group_norm, huber_loss, interpolate, l1_loss, layer_norm,
     leaky_relu, linear, max_pool2d, mse_loss, nll_loss, one_hot, pad, redistribute, remainder, rms_norm,
-    scaled_dot_product_attention, silu, smooth_l1_loss, softmax_cross_entropy_with_logits, take, to,
+    rotary_embedding, scaled_dot_product_attention, silu, smooth_l1_loss, softmax_cross_entropy_with_logits, take, to,
 )  # fmt: skip
 
 
