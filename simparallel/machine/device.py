@@ -161,10 +161,11 @@ class DeviceSpec:
         host_costs: name of an operation -> the measured time that the interpreter takes to start it, on a device that
             computes beside the interpreter; READ and COPY are reads of values, and copies of host arrays. Empty if
             `op_costs` include the interpreter.
-        op_start_s: the time that the interpreter takes to start an operation that `host_costs` lack, on a device that
-            computes beside it; 0 for `launch_s` if there are `host_costs`, or else for a device without an interpreter.
-            An operation of PyTorch takes 59 µs in a training step, forward, backward and optimizer alike (measured on a
-            host of an H100, with a step of an MLP).
+        op_start_s: the time that the interpreter takes to start an operation that `host_costs` lack, or a
+            communication, on a device that computes beside it; 0 for `launch_s` if there are `host_costs`, or else for
+            a device without an interpreter. Views and reads of values take none of it. An operation of PyTorch takes 59
+            µs in a training step, forward, backward and optimizer alike (measured on a host of an H100, with a step of
+            an MLP).
         host_waits: names of the operations for which the interpreter waits until the device has done all before.
         software: what runs an operation: "plain", each array operation by itself, as in NumPy; "eager", the kernels of
             today's frameworks, one for an operation: attention that stores no scores, norms that read their input
@@ -233,8 +234,8 @@ class DeviceSpec:
         """Return the time [ps] of one operation: launch cost plus max(flops / rate, bytes / bandwidth), a roofline.
 
         An operation without work, such as a reshape, is a view and takes no time: no kernel is launched. An operation
-        of `op_costs` takes what was measured. Beside an interpreter (`host_costs`), the longer part counts: the
-        device's, or the interpreter's; `TwoClockRecorder` has a clock for each.
+        of `op_costs` takes what was measured. Beside an interpreter, the longer part counts: the device's, or the
+        interpreter's; runs have a clock for each.
 
         Args:
             flops: floating-point operations.
@@ -258,7 +259,11 @@ class DeviceSpec:
         if not self.has_interpreter:
             return 0.0
         cost = self.host_costs.get(name)
-        return (self.op_start_s or self.launch_s) if cost is None else cost.time_s(flops, size_bytes, results)
+        if cost is not None:
+            return cost.time_s(flops, size_bytes, results)
+        if self.op_start_s:
+            return self.op_start_s if flops or size_bytes else 0.0
+        return self.launch_s
 
     @property
     def has_interpreter(self) -> bool:

@@ -65,7 +65,7 @@ def run_script(script):
             continue
         x = np.zeros(size, np.uint8)
         if kind == COMPUTE:
-            recorder.compute("work", "forward", 0, 0, (size, 0, 0))
+            recorder.compute("work", "forward", 0, 0, (size, 0, 0, 0))
         elif kind == COLLECTIVE:
             works.append(sp.all_reduce(x, group=groups[where], async_op=True))
         elif kind == SEND:

@@ -741,7 +741,7 @@ def eventful(order: tuple[int, ...]) -> None:
     recorder, me = current_recorder(), sp.get_rank()
     group = sp.new_group(order)
     for i, step in enumerate((3, 1, 2)):
-        recorder.compute("work", "forward", 0, 0, (1_000_000 * step * (me + i) % 7, 0, 0))
+        recorder.compute("work", "forward", 0, 0, (1_000_000 * step * (me + i) % 7, 0, 0, 0))
         sp.all_reduce(np.ones(1000, np.float32))
         if group.rank is not None:
             sp.all_gather(np.ones((3, 2)), group=group)
@@ -791,7 +791,7 @@ def test_collective_starts_with_its_last_rank(world):
     def program(costs):
         recorder, ready = current_recorder(), []
         for i in range(4):
-            recorder.compute("work", "forward", 0, 0, (costs[sp.get_rank()][i], 0, 0))
+            recorder.compute("work", "forward", 0, 0, (costs[sp.get_rank()][i], 0, 0, 0))
             ready.append(recorder.now_ps)
             sp.all_reduce(np.ones(10 + i))
         return ready
@@ -810,12 +810,12 @@ def test_overlapped_collective_delays_only_its_wait(world):
     def program():
         recorder = current_recorder()
         work = sp.all_reduce(np.ones(1000), async_op=True)
-        recorder.compute("work", "forward", 0, 0, (1000, 0, 0))
+        recorder.compute("work", "forward", 0, 0, (1000, 0, 0, 0))
         at_wait = recorder.now_ps
         work.wait()
         after_wait = recorder.now_ps
         second = sp.all_reduce(np.ones(1000), async_op=True)
-        recorder.compute("work", "forward", 0, 0, (10**12, 0, 0))
+        recorder.compute("work", "forward", 0, 0, (10**12, 0, 0, 0))
         second.wait()
         return at_wait, after_wait, recorder.now_ps
 

@@ -108,10 +108,10 @@ class SyntheticStopwatch(GpuStopwatch):
         self.gpu.run(host_s(name, results), device_s(name, flops, size_bytes, results), waits=name in WAITING)
         super().compute(name, kind, start_ns, end_ns, price, layer)
 
-    def read(self, loss: Any) -> None:
+    def read_loss(self, loss: Any) -> None:
         self.gpu.synchronize("")
         self.gpu.host_s += 25e-6
-        super().read(loss)
+        super().read_loss(loss)
 
 
 def synthetic(program: Workload, noise: float = 0.0) -> Measurement:
