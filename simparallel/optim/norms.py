@@ -11,6 +11,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, each, get_namespace, gpu_of, has_data, is_array, is_on_gpu, read_numbers, to_host
 from simparallel.base.checks import check_number
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.gpu.multi_tensor import for_each, sums
@@ -130,6 +131,8 @@ def clip_grad_norm_(
         found = over(largest, tensors, "max")
     else:
         found = over(read_numbers(_power_sum(grad, norm_type) for grad in grads), tensors)
+    # PyTorch leaves the norm on the device.
+    observer_of(None).read(is_check=True)
     unknown = next((x for x in (*grads, *found) if not has_data(x)), None)
     if unknown is not None:
         return get_namespace(unknown).asarray(unknown).sum().item()
