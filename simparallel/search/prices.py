@@ -21,7 +21,7 @@ from simparallel.layout.mesh import Group
 from simparallel.layout.movement import Digits, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.sharding import Placement
-from simparallel.machine.cluster import ClusterSpec
+from simparallel.machine.cluster import ClusterSpec, picoseconds
 from simparallel.machine.products import MatrixProduct
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
@@ -33,13 +33,20 @@ MOST_DEVICES = 64
 
 
 class TimedCompute(NamedTuple):
-    """Computing on every rank. `ps`: its time [ps], for each rank; one number if it is the same on all."""
+    """Computing on every rank.
+
+    Attributes:
+        ps: its time [ps], for each rank; one number if it is the same on all.
+        host_ps: likewise, the time that an interpreter takes to start it; 0 on devices without one.
+    """
 
     ps: int | tuple[int, ...]
+    host_ps: int | tuple[int, ...] = 0
 
     @property
     def longest_ps(self) -> int:
-        return self.ps if isinstance(self.ps, int) else max(self.ps)
+        """The longest time of a device or of an interpreter [ps]."""
+        return max(ps if isinstance(ps, int) else max(ps) for ps in self)
 
 
 class TimedCollective(NamedTuple):
@@ -88,6 +95,8 @@ class Prices:
         self._alpha, self._beta = alpha, beta
         factors = [cluster.device_factor(rank) for rank in range(self.device_num)]
         self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
+        # The time that interpreters take to start a communication; None without interpreters.
+        self.issue_ps = self._each(cluster.device.host_s("", size_bytes=1)) if cluster.device.has_interpreter else None
         self._ways: dict[Any, tuple[Events, int]] = {}
         self._exchanges: dict[Any, TimedCollective] = {}
         self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
@@ -269,8 +278,13 @@ class Prices:
         copies = {size: self._copy(name, size, itemsize) if size else TimedCompute(0) for size in set(sizes_bytes)}
         if len(copies) == 1:
             return copies[sizes_bytes[0]]
-        each = [copies[size].ps for size in sizes_bytes]
-        return TimedCompute(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
+        each = [copies[size] for size in sizes_bytes]
+        return TimedCompute(
+            *(
+                tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(column))
+                for column in zip(*each, strict=True)
+            )
+        )
 
     def _op(self, call: OpCall, needs: tuple[bool, ...] | None = None) -> TimedCompute:
         op, output = call.op, call.local.output
@@ -289,9 +303,14 @@ class Prices:
         is_product: bool = False,
         products: tuple[MatrixProduct, ...] = (),
     ) -> TimedCompute:
-        time_ps, work = self.cluster.device.time_ps, (flops, size_bytes, itemsize, is_product)
-        times = [time_ps(*work, factor, name, results, products) for factor in self._factors]
-        return TimedCompute(times[0] if len(times) == 1 else tuple(times))
+        device = self.cluster.device
+        device_s = device.device_s(flops, size_bytes, itemsize, is_product, name, results, products)
+        return TimedCompute(self._each(device_s), self._each(device.host_s(name, flops, size_bytes, results)))
+
+    def _each(self, seconds: float) -> int | tuple[int, ...]:
+        """Return a time [ps] for each rank; one number if it is the same on all."""
+        times = [picoseconds(seconds * factor) for factor in self._factors]
+        return times[0] if len(times) == 1 else tuple(times)
 
 
 @lru_cache(maxsize=64)

@@ -239,7 +239,10 @@ def test_solver_gives_the_times_of_drawn_program(
 
 # (what, device, other device, size)
 ACTIONS = st.tuples(
-    st.sampled_from(["compute", "copy", "read", "issue", "at once"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 9)
+    st.sampled_from(["compute", "copy", "read", "issue", "at once"]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 9),
 )
 BLOCKS = st.lists(st.tuples(st.booleans(), st.lists(ACTIONS, max_size=6)), max_size=4)
 
