@@ -14,7 +14,6 @@ from simparallel.parallel.operator.gradient_sums import Filling
 from simparallel.search.prices import Event, Events, GradientSum, Prices, TimedCollective, TimedCompute, TimedMessages
 from simparallel.search.space import Space
 
-
 # Longer than any step.
 _AHEAD_PS = 1 << 62
 
