@@ -31,6 +31,7 @@ from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device
 from simparallel.backend import Array, get_namespace, gpu_of
+from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
 from simparallel.layout.rule import bind, output_shape
@@ -318,12 +319,14 @@ class Op(Shardable, Reversible):
 
         Args:
             plan: of the call.
-            software: see `DeviceSpec`.
+            software: see `DeviceSpec`; "fused" is priced as "eager", with a note.
             needs: for each input whether its gradient is wanted.
 
         Returns:
             The work, and the shapes of its matrix products where the kernels of the software are known.
         """
+        if software == "fused":
+            note_once("a run op by op cannot know what a compiler joins: software='fused' is priced as 'eager'.")
         if software != "plain":
             work = self.eager_work(plan) if needs is None else self.eager_work_backward(needs, plan)
             return work, self.products(plan, needs)

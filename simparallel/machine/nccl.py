@@ -52,8 +52,6 @@ _LL_GPU = {"volta": 39.0, "ampere": 87.7, "hopper": 141.0, "blackwell": 282.0}
 _LL_CPU = {"intel": (39.0, 20.4), "amd": (22.5, 19.0), "arm": (39.0, 20.4)}
 _NVLS_SHARE = {"hopper": 0.85, "blackwell": 0.74}
 _NVLS_ARITY = 32
-# What a call takes beyond the model: with it, nccl-tests on one and on two BM.GPU4.8 (figures/published) have no bias.
-CALL_S = 20e-6
 
 # What a tree reaches of its bandwidth, from 64 bytes on for each power of two.
 _TREE_BY_SIZE = {
@@ -89,7 +87,7 @@ class Nccl:
     Args:
         gpus: the generation of the GPUs: "volta", "ampere", "hopper" or "blackwell".
         cpus: the processors: "intel", "amd" or "arm".
-        call_s: what a call takes beyond the model; see `CALL_S`.
+        call_s: what a call takes beyond the model; see `CALL_S` of `machine/achieved.py`.
         is_pcie: whether the links inside a node are PCIe.
         network_latency_s: what the network's plugin reports: 0 for InfiniBand, 75e-6 for EFA of p4d, p4de and p5.
         algorithms, protocols: those that may be chosen, as in the variables NCCL_ALGO and NCCL_PROTO; a collective that

@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simparallel.machine.achieved import CALL_S, MATRIX_UNITS, MEMORY_BY_SIZE
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
-from simparallel.machine.nccl import CALL_S, LL, SIMPLE, Nccl
+from simparallel.machine.nccl import LL, SIMPLE, Nccl
+from simparallel.machine.products import MatrixUnits
 
 
 class Preset(NamedTuple):
@@ -39,38 +41,21 @@ class Preset(NamedTuple):
 
 
 _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/calculon @caa4b11)"
-# Fractions by flops of a product, and by bytes moved.
-_MATMUL = Curve(((1e8, 0.1), (1e9, 0.6), (16e9, 0.9), (128e9, 0.95)))
-_MEMORY = Curve(((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9)))
-_MIB = 1 << 20
+# What the users of accelerators run.
+_SOFTWARE = "eager"
+_KERNELS = "assumed: published times of kernels, see simparallel/machine/achieved.py"
 # The numbers of a device that data sheets have.
 _OF_SHEETS = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"
 
 
 def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source: str) -> DeviceSpec:
-    """Return the device with peaks for operations other than products, and with efficiencies by size."""
-    sources = {"vector_flops_per_s": source, "matmul_efficiency": _CALCULON, "memory_efficiency": _CALCULON}
+    """Return the device with peaks for operations other than products, and with the efficiency of memory by size."""
+    sources = {"vector_flops_per_s": source, "memory_efficiency": _CALCULON}
     return replace(
         device,
         vector_flops_per_s=vector_flops_per_s,
-        matmul_efficiency={2: _MATMUL},
-        memory_efficiency=_MEMORY,
+        memory_efficiency=Curve(MEMORY_BY_SIZE),
         sources=device.sources | sources,
-    )
-
-
-def _nvlink(bandwidth: float, links: str, sheet: str) -> LinkSpec:
-    """Return the links of an NVSwitch: NCCL's protocols LL, LL128 and Simple."""
-    return LinkSpec(
-        2.5e-6,
-        bandwidth / 2,
-        segments=((_MIB, 3e-6, 0.92 * bandwidth), (24 * _MIB, 4e-6, bandwidth)),  # type: ignore[arg-type]
-        notes=sheet,
-        sources={
-            "latency_s": "assumed: NCCL's tuner, latencies of LL spread over the steps of a tree of 8",
-            "bandwidth_bytes_per_s": f"assumed: LL has half of {links} (NVIDIA/nccl @5067397, tuning.cc)",
-            "segments": f"assumed: LL128 and Simple, {links}, their latencies and limits as in NCCL's tuner",
-        },
     )
 
 
@@ -85,7 +70,7 @@ def _nccl(gpus: str, cpus: str, **fields: Any) -> Nccl:
     sources = {
         "gpus": "data sheet",
         "cpus": "data sheet",
-        "call_s": "assumed: what nccl-tests on BM.GPU4.8 take beyond the tuner's model (figures/published)",
+        "call_s": "assumed: what nccl-tests on BM.GPU4.8 take beyond the tuner's model (tests/machine/nccl_all_reduce.json)",
         "network_latency_s": "assumed: aws/aws-ofi-nccl @2daf7d3, platform-aws.cpp",
         "protocols": "assumed: EFA does not keep the order of 128 bytes, on which LL128 relies",
         "is_pcie": "data sheet",
@@ -102,8 +87,10 @@ def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> Lin
 
 def _device(name: str, sheets: Sequence[str], **numbers: Any) -> DeviceSpec:
     """Return a device with the sources of its peaks, its bandwidth and its memory; the launch is assumed."""
-    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed"}
-    return DeviceSpec(name, sources=sources, **numbers)
+    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed", "matrix_units": _KERNELS}
+    return DeviceSpec(
+        name, software=_SOFTWARE, matrix_units=MatrixUnits(*MATRIX_UNITS[name]), sources=sources, **numbers
+    )
 
 
 def _gpu(
@@ -221,25 +208,11 @@ PRESETS: dict[str, Preset] = {
         ),
         _link(10e-6, 25e9, f"{_REPORTED}; RoCE 200 Gb/s"),
         node_size=8,
+        rules="hccl-a2",
     ),
-    "dgx-a100": Preset(
-        _EFFICIENT_A100,
-        _nvlink(240e9, "12 x 20.0 GB/s", "data sheet: NVLink 3, 300 GB/s a direction; NCCL plans with less"),
-        _HDR,
-        node_size=8,
-    ),
-    "dgx-h100": Preset(
-        _hopper("h100", 3.35, 80),
-        _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
-        _NDR,
-        node_size=8,
-    ),
-    "h200-8": Preset(
-        _hopper("h200", 4.8, 141),
-        _nvlink(370.8e9, "18 x 20.6 GB/s", "data sheet: NVLink 4, 450 GB/s a direction; NCCL plans with less"),
-        _NDR,
-        node_size=8,
-    ),
+    "dgx-a100": Preset(_EFFICIENT_A100, _NVLINK3, _HDR, node_size=8, library=_nccl("ampere", "amd")),
+    "dgx-h100": Preset(_hopper("h100", 3.35, 80), _NVLINK4, _NDR, node_size=8, library=_nccl("hopper", "intel")),
+    "h200-8": Preset(_hopper("h200", 4.8, 141), _NVLINK4, _NDR, node_size=8, library=_nccl("hopper", "intel")),
     "b200-8": Preset(
         _gpu("b200", f"data sheet: DGX B200; {_SPARSE}", (4500, 2250, 75, 37), 8, 180),
         _NVLINK5,

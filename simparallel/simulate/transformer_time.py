@@ -23,13 +23,14 @@ from simparallel.autograd.ops.indexing import Slice
 from simparallel.autograd.ops.loss import CrossEntropy
 from simparallel.autograd.ops.norm import LayerNorm, RMSNorm
 from simparallel.errors import ClusterError, InputError
-from simparallel.machine.cluster import PS_PER_S, ClusterSpec, LinkSpec
+from simparallel.machine import achieved
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec
 from simparallel.machine.products import MatrixProduct, MatrixUnits
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 
 # A device of which nothing but its peak is known: products of every shape reach the same share.
-ANY_SHAPE = MatrixUnits(0, 0.642, 0.642, 0.325, 0.642)
+ANY_SHAPE = MatrixUnits(*achieved.ANY_SHAPE)
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Efficiency:
 
     product: float | None = None
     attention: float | None = None
-    memory: float = 2903 / 3350
-    link: float = 20 / 25
-    node_link: float = 23.5 / 25
+    memory: float = achieved.COPY
+    link: float = achieved.LINK
+    node_link: float = achieved.NODE_LINK
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -82,12 +83,8 @@ class Efficiency:
         if cluster.library:
             # NCCL plans with what links achieve.
             return replace(cluster, device=device)
-        between = cluster.node_link and _scaled(cluster.node_link, self.node_link)
-        return replace(cluster, device=device, link=_scaled(cluster.link, self.link), node_link=between)
-
-
-def _scaled(link: LinkSpec, fraction: float) -> LinkSpec:
-    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * fraction)
+        between = cluster.node_link and cluster.node_link.faster(self.node_link)
+        return replace(cluster, device=device, link=cluster.link.faster(self.link), node_link=between)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from simparallel.autograd import Tensor, functions as F
 from simparallel.clock.event import COMPUTE
+from simparallel.clock.notes import forget_notes
 from simparallel.clock.recorder import NullObserver, Recorder, current_recorder, observer_of, use_recorder
 from simparallel.machine.cluster import describe
+from simparallel.machine.products import MatrixProduct
 
 
-def run_recorded(record="summary"):
-    recorder = Recorder(1, describe(4), record=record)
+def run_recorded(record="summary", rank=1, software=""):
+    cluster = describe(4)
+    if software:
+        cluster = replace(cluster, device=replace(cluster.device, software=software))
+    recorder = Recorder(rank, cluster, record=record)
     with use_recorder(recorder):
         assert current_recorder() is recorder
         x, w = Tensor(np.ones((8, 16), np.float32)), Tensor(np.ones((4, 16), np.float32), requires_grad=True)
@@ -48,12 +54,24 @@ def test_events_are_contiguous_and_reproducible():
     assert {(event.rank, event.stream, event.group, event.seq) for event in events} == {(1, COMPUTE, (), -1)}
     assert [event.sim_start_ps for event in events] == [0, *(event.sim_end_ps for event in events[:-1])]
     assert recorder.now_ps == events[-1].sim_end_ps
+    # x (8, 16) by w (16, 4), and the gradient of w.
+    products = {"Linear": MatrixProduct(1, 8, 4, 16), "Linear.backward": MatrixProduct(1, 16, 4, 8)}
     for event, twin in zip(events, again, strict=True):
-        assert event.sim_end_ps - event.sim_start_ps == device.time_ps(event.flops, event.size_bytes, 4) > 0
+        shape = products.get(event.name)
+        expected = {"is_product": shape is not None, "products": (shape,) if shape else ()}
+        duration_ps = device.time_ps(event.flops, event.size_bytes, 4, **expected)
+        assert event.sim_end_ps - event.sim_start_ps == duration_ps > 0
         assert event.wall_start_ns <= event.wall_end_ns
         assert event._replace(wall_start_ns=0, wall_end_ns=0) == twin._replace(wall_start_ns=0, wall_end_ns=0)
     assert events[0].flops == (2 * 16 + 1) * 8 * 4
     assert events[5].flops == events[0].flops  # dw alone; x wants no gradient
+
+
+def test_compiled_kernels_are_priced_with_a_note(capsys):
+    forget_notes()
+    eager, fused = (run_recorded(rank=0, software=software) for software in ("eager", "fused"))
+    assert fused.now_ps == eager.now_ps != run_recorded(rank=0, software="plain").now_ps
+    assert capsys.readouterr().err.count("software='fused' is priced as 'eager'") == 1
 
 
 def test_clock_runs_without_events():

@@ -14,9 +14,10 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.errors import ClusterError
+from simparallel.machine.achieved import CALL_S
 from simparallel.machine.busbw import expected_busbw
 from simparallel.machine.cluster import PRESETS, ClusterSpec, LinkSpec, describe
-from simparallel.machine.nccl import CALL_S, ChannelSearch, Nccl, channels
+from simparallel.machine.nccl import ChannelSearch, Nccl, channels
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LIBRARIES = {"a100": Nccl("ampere", "amd", CALL_S), "h100": Nccl("hopper", "intel", CALL_S)}

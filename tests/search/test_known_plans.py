@@ -60,11 +60,15 @@ def test_few_classes_are_not_cut():
 
 
 def test_transformers_are_cut_in_columns_then_rows():
-    """A sample of 2,048 tokens has no batch to cut: Megatron's pairs, with the sequence cut in between."""
+    """A sample of 2,048 tokens has no batch to cut: Megatron's pairs, with the sequence cut in between.
+
+    Dropouts between the pairs make that worth it. On GPUs whose switch adds, an all_reduce costs less than the two
+    halves of a ring, and nothing is scattered.
+    """
     with sp.no_init_parameters():
-        network = nn.TransformerEncoderLayer(4096, 32, 16384, dropout=0.0, batch_first=True, norm_first=True)
+        network = nn.TransformerEncoderLayer(4096, 32, 16384, dropout=0.1, batch_first=True, norm_first=True)
     target = np.broadcast_to(np.float32(0), (1, 2048, 4096))
-    plan = _plan(network, (1, 2048, 4096), target, lambda y, t: ((y - t) ** 2).sum(), "dgx-h100")
+    plan = _plan(network, (1, 2048, 4096), target, lambda y, t: ((y - t) ** 2).sum(), "dgx-a100")
     (_, _, inner), (outputs, _), _ = plan["linear1.Linear"].in_strategy
     (_, _, contracted), (_, rows), _ = plan["linear2.Linear"].in_strategy
     assert inner == 1
