@@ -24,7 +24,7 @@ from simparallel.autograd.ops.loss import CrossEntropy
 from simparallel.autograd.ops.norm import LayerNorm, RMSNorm
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine import achieved
-from simparallel.machine.cluster import PS_PER_S, ClusterSpec
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.machine.products import MatrixProduct, MatrixUnits
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
@@ -93,6 +93,7 @@ class StepTime:
 
     Attributes:
         compute_ps: kernels of forward and backward passes, recomputation included.
+        host_ps: waiting for the interpreter, which starts kernels and collectives one by one.
         tensor_ps: collectives of the tensor group that nothing hides.
         context_ps: keys and values that go round, as far as attention does not hide them.
         expert_ps: exchange of tokens between the devices of the experts.
@@ -104,6 +105,7 @@ class StepTime:
     """
 
     compute_ps: int
+    host_ps: int
     tensor_ps: int
     context_ps: int
     expert_ps: int
@@ -217,6 +219,7 @@ def step_time(
     )
     return StepTime(
         m * own.compute_ps,
+        m * own.host_ps,
         m * own.tensor_ps,
         m * own.context_ps,
         m * own.expert_ps,
@@ -233,6 +236,7 @@ class _Stage(NamedTuple):
     """The time of a stage for one micro-batch [ps]; `backward_ps` is a part of it, of which `weights_ps` is a part."""
 
     compute_ps: int
+    host_ps: int
     tensor_ps: int
     context_ps: int
     expert_ps: int
@@ -277,9 +281,10 @@ class _Prices:
 
     def kernels(self, kernels: Iterable[Kernel]) -> int:
         # Only products and attention have flops; all other kernels take as long as their bytes.
-        time_ps = cache(partial(self.cluster.device.time_ps, itemsize=self.plan.item_bytes, is_product=True))
+        device_s = cache(partial(self.cluster.device.device_s, itemsize=self.plan.item_bytes, is_product=True))
         return sum(
-            time_ps(flops, size_bytes, products=(product,) if product else ()) for flops, size_bytes, product in kernels
+            picoseconds(device_s(flops, size_bytes, products=(product,) if product else ()))
+            for flops, size_bytes, product in kernels
         )
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
@@ -290,11 +295,13 @@ class _Prices:
         plan = self.plan
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
-        forward_ps = backward_ps = weights_ps = shown = hidden = rounds = exchanges = 0
+        forward_ps = backward_ps = weights_ps = shown = hidden = rounds = exchanges = started = 0
         for count, work in _stage_work(plan, stage, self.states.gradient, self.cluster.device.software):
             forward_ps += count * self.kernels(work.forward)
             backward_ps += count * self.kernels(work.backward)
             weights_ps += count * self.kernels(work.weights)
+            # An op's backward starts its gradients of inputs and weights together.
+            started += count * (len(work.forward) + len(work.backward))
             shown += count * work.shown
             hidden += count * work.hidden
             rounds += count * work.rounds
@@ -315,7 +322,11 @@ class _Prices:
         expert_ps = exchanges and exchanges * self.exchange_ps()
         context_ps = rounds and rounds * self.round_ps()
         compute_ps = forward_ps + gradients_ps
-        return _Stage(compute_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps, weights_ps)
+        times = tensor_ps, context_ps, expert_ps, messages_ps, data_ps
+        # Interpreter and device run side by side, so the longer one counts.
+        started += (shown + hidden) * (plan.tensor > 1) + rounds * (plan.context - 1) + exchanges * (plan.expert > 1)
+        host_ps = max(0, started * picoseconds(self.cluster.device.host_s("", size_bytes=1)) - compute_ps - sum(times))
+        return _Stage(compute_ps, host_ps, *times, gradients_ps, weights_ps)
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
