@@ -305,8 +305,8 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 ```
 
 ```
-174.6 billion parameters on 384 GPUs: 78.3 s a step
-bubble 2.7%, MFU 36.1%, HFU 48.1%
+174.6 billion parameters on 384 GPUs: 78.1 s a step
+bubble 2.7%, MFU 36.2%, HFU 48.2%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
 dgx-a100: 79.0 s, MFU 35.8%
 dgx-h100: 30.9 s, MFU 28.8%

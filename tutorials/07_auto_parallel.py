@@ -327,18 +327,17 @@ show(ax, "mixes")
 
 # %% [markdown]
 # Tensor parallelism for 64 rows, data parallelism for 65536. The messages of data parallelism are as large as the
-# matrices, those of tensor parallelism as large as the rows of the batch. For 4096 and 16384 rows, a mix is best.
+# matrices, those of tensor parallelism as large as the rows of the batch. For 16384 rows, a mix is best, by a hair.
 #
-# No plan is faster than the searched one, except once: with 4096 rows, `2 x 4` is faster by less than 1 %. The search
-# adds prices, and estimates how much of the sums of gradients backward hides. The dry run knows it. "Optimal in
-# the model" is a statement about the sum of these prices.
+# No plan is faster than the searched one. That is not certain: the search adds prices, and estimates how much of the
+# sums of gradients backward hides. The dry run knows it. "Optimal in the model" is a statement about the sum of these
+# prices.
 
 # %%
 fastest = [min(MIXES, key=lambda name: times[name][i]) for i in range(len(BATCHES))]
-assert fastest == ["tensor parallel", "tensor parallel", "2 x 4", "4 x 2", "data parallel"]
+assert fastest == ["tensor parallel", "tensor parallel", "tensor parallel", "4 x 2", "data parallel"]
 ratios = [times["searched"][i] / min(times[name][i] for name in MIXES) for i in range(len(BATCHES))]
-assert max(ratios[:2] + ratios[3:]) < 1 + 1e-9
-assert 1 < ratios[2] < 1.01
+assert max(ratios) < 1 + 1e-9
 
 # %% [markdown]
 # ## Where memory is short
@@ -347,7 +346,7 @@ assert 1 < ratios[2] < 1.01
 # `checkpoint(..., optional=True)` marks parts whose activations backward may compute again, and `micro_batches` allows
 # to split a batch (lesson 11). The search decides.
 #
-# Predict first: the fastest plan needs 18 MB. What do limits of 16, 12 and 8 MB cost?
+# Predict first: the fastest plan needs 18.4 MB. What do limits of 18, 12 and 8 MB cost?
 
 
 # %%
@@ -371,7 +370,7 @@ def train_deep(memory_limit):
 
 # %%
 front = {}
-for limit in ("24MB", "16MB", "12MB", "8MB", "6MB"):
+for limit in ("24MB", "18MB", "12MB", "8MB", "6MB"):
     try:
         found = sp.dry_run(train_deep, (limit,), world_size=4, cluster="dgx-h100").values[0]
         front[limit] = (found.step_time_s * 1e6, found.memory_bytes / 1e6)
@@ -387,10 +386,10 @@ ax.set(xlabel="memory of a device [MB]", ylabel="time of a step [µs]", ylim=(0,
 show(ax, "memory")
 
 # %% [markdown]
-# With 16 MB, a step takes more than twice as long; with 12 MB, more than four times; with 8 MB, more than twelve
-# times as long. No other plan is faster than one of these without more memory: such plans form the *Pareto front*,
-# and the third exercise is to find it. When the memory is too small for the parameters, their gradients and one small
-# micro-batch, no plan fits, and the search says so.
+# With 18 MB, a step takes nearly three times as long; with 12 MB, more than six times; with 8 MB, more than twenty
+# times as long. Plans of which no other is as good in both, time and memory, form the *Pareto front*, and the third
+# exercise is to find it. When the memory is too small for the parameters, their gradients and one small micro-batch, no
+# plan fits, and the search says so.
 
 # %%
 prices = [time for time, _ in front.values()]

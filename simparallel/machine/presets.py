@@ -49,12 +49,13 @@ _OF_SHEETS = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"
 
 
 def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source: str) -> DeviceSpec:
-    """Return the device with peaks for operations other than products, and with the efficiency of memory by size."""
-    sources = {"vector_flops_per_s": source, "memory_efficiency": _CALCULON}
+    """Return the device with peaks for other operations than products, and with what its units and memory achieve."""
+    sources = {"vector_flops_per_s": source, "memory_efficiency": _CALCULON, "matrix_units": _KERNELS}
     return replace(
         device,
         vector_flops_per_s=vector_flops_per_s,
         memory_efficiency=Curve(MEMORY_BY_SIZE),
+        matrix_units=MatrixUnits(*MATRIX_UNITS[device.name]),
         sources=device.sources | sources,
     )
 
@@ -70,7 +71,7 @@ def _nccl(gpus: str, cpus: str, **fields: Any) -> Nccl:
     sources = {
         "gpus": "data sheet",
         "cpus": "data sheet",
-        "call_s": "assumed: what nccl-tests on BM.GPU4.8 take beyond the tuner's model (tests/machine/nccl_all_reduce.json)",
+        "call_s": "assumed: what nccl-tests take beyond the tuner's model (tests/machine/nccl_all_reduce.json)",
         "network_latency_s": "assumed: aws/aws-ofi-nccl @2daf7d3, platform-aws.cpp",
         "protocols": "assumed: EFA does not keep the order of 128 bytes, on which LL128 relies",
         "is_pcie": "data sheet",
@@ -87,10 +88,8 @@ def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> Lin
 
 def _device(name: str, sheets: Sequence[str], **numbers: Any) -> DeviceSpec:
     """Return a device with the sources of its peaks, its bandwidth and its memory; the launch is assumed."""
-    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed", "matrix_units": _KERNELS}
-    return DeviceSpec(
-        name, software=_SOFTWARE, matrix_units=MatrixUnits(*MATRIX_UNITS[name]), sources=sources, **numbers
-    )
+    sources = dict(zip(_OF_SHEETS, sheets, strict=True)) | {"launch_s": "assumed"}
+    return DeviceSpec(name, software=_SOFTWARE, sources=sources, **numbers)
 
 
 def _gpu(

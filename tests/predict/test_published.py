@@ -108,7 +108,7 @@ def test_korthikanti_memory():
 def test_products_reach_what_one_block_reaches():
     """The share of an A100's peak makes the median of table 4 right."""
     table, cluster = published.read("korthikanti2022_table4"), describe(8, "a100")
-    cluster = published.replace(cluster, device=published.replace(cluster.device, software="fused"))
+    cluster = published.replace(cluster, device=published.replace(published.A100, software="fused"))
     ratios = []
     for row in table["rows"]:
         plan = published.plan_of(table, row | {"model": "22B"})
