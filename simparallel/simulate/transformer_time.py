@@ -134,11 +134,13 @@ class Kernel(NamedTuple):
         flops: floating-point operations.
         size_bytes: bytes read and written.
         product: the shape of its matrix product; None without one.
+        is_start: whether the interpreter starts it by itself, and not together with another one of its op.
     """
 
     flops: int
     size_bytes: int
     product: MatrixProduct | None = None
+    is_start: bool = True
 
 
 class Pass(NamedTuple):
@@ -284,7 +286,7 @@ class _Prices:
         device_s = cache(partial(self.cluster.device.device_s, itemsize=self.plan.item_bytes, is_product=True))
         return sum(
             picoseconds(device_s(flops, size_bytes, products=(product,) if product else ()))
-            for flops, size_bytes, product in kernels
+            for flops, size_bytes, product, _ in kernels
         )
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
@@ -301,7 +303,8 @@ class _Prices:
             backward_ps += count * self.kernels(work.backward)
             weights_ps += count * self.kernels(work.weights)
             # An op's backward starts its gradients of inputs and weights together.
-            started += count * (len(work.forward) + len(work.backward))
+            each = (*work.forward, *work.backward)
+            started += count * sum(kernel.is_start and kernel[:2] != (0, 0) for kernel in each)
             shown += count * work.shown
             hidden += count * work.hidden
             rounds += count * work.rounds
@@ -460,7 +463,7 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
     if software == "eager":
         # Gradients of biases are sums by kernels of their own.
         between_backward = between_backward + [
-            Kernel(0, item * rows * weight.columns) for rows, _, weight in parts if weight.biases
+            Kernel(0, item * rows * weight.columns, is_start=False) for rows, _, weight in parts if weight.biases
         ]
     forward = [*products, *moves, *between]
     recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
