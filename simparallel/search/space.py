@@ -28,7 +28,7 @@ from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import OpCall, uncut
 from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, InputSource, OpNode
 from simparallel.search.memory import add, held_bytes
-from simparallel.search.prices import MOST_DEVICES, Events, GradientSum, Prices, TimedCompute
+from simparallel.search.prices import MOST_DEVICES, Events, GradientSum, Prices
 from simparallel.search.problem import Problem
 from simparallel.search.rehearsal import StepRehearsal
 
@@ -257,8 +257,7 @@ class Space:
             for optimizer, (flops, size_bytes, itemsize, _) in self._updates[leaf]:
                 name = type(self.optimizers[optimizer]).__name__
                 step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize, 1) for n in (count, 0))
-                # All parameters are one operation, which an interpreter starts once.
-                updates += max(TimedCompute(step.ps).longest_ps - TimedCompute(launch.ps).longest_ps, 0)
+                updates += max(step.longest_ps - launch.longest_ps, 0)
         times = 2 if number in self.again else 1
         return (times * forward_ps + backward_ps) * self.graph.num_micro_batches + updates
 

@@ -28,7 +28,7 @@ def played(recorder: Recorder, events: list[tuple[str, int]]) -> None:
     for number, (what, duration) in enumerate(events):
         wall = 10 * number
         if what == "compute":
-            recorder.compute("MatMul", "forward", wall, wall + 7, (duration, 3, 8))
+            recorder.compute("MatMul", "forward", wall, wall + 7, (duration, 3, 8, 0))
         elif what == "communicate":
             start = max(recorder.now_ps, recorder.clock_ps.get("comm world", 0))
             recorder.communicate(
@@ -37,7 +37,7 @@ def played(recorder: Recorder, events: list[tuple[str, int]]) -> None:
         elif what == "wait":
             recorder.join(recorder.clock_ps.get("comm world", 0))
         else:
-            recorder.compute("SGD.step", "optimizer", wall, wall + 1, (duration, 1, 8))
+            recorder.compute("SGD.step", "optimizer", wall, wall + 1, (duration, 1, 8, 0))
             recorder.next_step()
 
 

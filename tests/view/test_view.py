@@ -51,7 +51,7 @@ def training(num_ranks: int = 2, num_steps: int = 2, num_layers: int = 2, scale:
             for kind in ("forward", "backward"):
                 for layer in range(num_layers):
                     duration = 6_000_000 * scale + 100_000 * layer
-                    recorder.compute("MatMul", kind, wall, wall + 900, (duration, 10**6, 8))
+                    recorder.compute("MatMul", kind, wall, wall + 900, (duration, 10**6, 8, 0))
                     wall += 1000
             start = recorder.now_ps - duration
             end = start + 4 * duration
@@ -60,7 +60,7 @@ def training(num_ranks: int = 2, num_steps: int = 2, num_layers: int = 2, scale:
             )
             wall += 500
             recorder.join(end)
-            recorder.compute("SGD.step", "optimizer", wall, wall + 100, (9_000_000 * scale, 100, 8))
+            recorder.compute("SGD.step", "optimizer", wall, wall + 100, (9_000_000 * scale, 100, 8, 0))
             wall += 100
             recorder.next_step()
         events += recorder.events
