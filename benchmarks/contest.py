@@ -118,8 +118,8 @@ def fitting(step_s: float, turn_s: float) -> int:
 
 def tell_bound(output: TextIO) -> None:
     """Print a note if BLAS may not choose its kernels: libraries with a BLAS of their own then have an advantage."""
-    if blas.bound():
-        print(f"note: {blas.bound()}", file=output)
+    if blas.kernel_override():
+        print(f"note: {blas.kernel_override()}", file=output)
 
 
 def table(results: list[Result], base: str) -> str:

@@ -23,10 +23,10 @@ import simparallel as sp
 from benchmarks.contest import Result, measure, table
 from benchmarks.step import LEARNING_RATE, TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
 from simparallel import models
-from simparallel.autograd.kernels.windows import scratch
+from simparallel.arrays.cuda.device import Gpu, gpu_of_rank, use_gpu
+from simparallel.arrays.host.windows import scratch
 from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.machine.cluster import ClusterSpec, describe, this_gpu_file
 from simparallel.machine.device import DeviceSpec
 from simparallel.predict.calibration import calibrate

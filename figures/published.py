@@ -305,13 +305,13 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 ```
 
 ```
-174.6 billion parameters on 384 GPUs: 78.1 s a step
-bubble 2.7%, MFU 36.2%, HFU 48.2%
+174.6 billion parameters on 384 GPUs: 75.0 s a step
+bubble 2.7%, MFU 37.7%, HFU 50.2%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
-dgx-a100: 79.0 s, MFU 35.8%
-dgx-h100: 30.9 s, MFU 28.8%
-h200-8: 29.4 s, MFU 30.3%
-ascend910b-8: 66.5 s, MFU 35.3%
+dgx-a100: 75.2 s, MFU 37.6%
+dgx-h100: 28.5 s, MFU 31.3%
+h200-8: 27.6 s, MFU 32.2%
+ascend910b-8: 61.3 s, MFU 38.2%
 ```
 """
 

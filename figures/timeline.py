@@ -48,6 +48,6 @@ def draw() -> Any:
         done, update = ends["backward"][1], ends["optimizer"][0]
         ax.annotate("", (update, row + 0.15), (done, row + 0.15), arrowprops={"arrowstyle": "<->", "color": "0.25"})
         ax.text((done + update) / 2, row - 0.12, f"waits {update - done:.1f} ms", **note)
-    ax.text(1.6, rows[1], "gradients are summed while backward runs", **note)
-    ax.text(1.6, rows[-1], "sums start when the last rank is ready", **note)
+    ax.text(1.4, rows[1], "gradients are summed while backward runs", **note)
+    ax.text(1.4, rows[-1], "sums start when the last rank is ready", **note)
     return ax

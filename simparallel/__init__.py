@@ -166,8 +166,8 @@ _LATER = {
 
 def _later(name: str) -> Any:
     """Import on first use the modules that device processes and plain scripts may not need. Raises KeyError."""
-    room = _LATER[name]
-    value = getattr(import_module(f"simparallel.{room}"), name) if room else import_module(f"simparallel.{name}")
+    package = _LATER[name]
+    value = getattr(import_module(f"simparallel.{package}"), name) if package else import_module(f"simparallel.{name}")
     globals()[name] = value
     return value
 

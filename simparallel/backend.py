@@ -259,11 +259,6 @@ def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:
     return None if result is None else result.transpose(back)
 
 
-def reusable(array: Array) -> Array | None:
-    """Return an array whose memory may be reused for `out`; None on a GPU, where `fused` needs no memory for it."""
-    return array if isinstance(array, np.ndarray) else None
-
-
 def read_numbers(values: Iterable[Any]) -> list[Any]:
     """Return numbers and 0-d arrays as Python numbers. One copy brings all from one GPU: the host waits once."""
     found = list(values)
@@ -491,7 +486,7 @@ class RandomState(RankLocal):
         masks: number of layers that draw masks.
         calls: stream -> number of calls, see `next_call`.
         given_part: value of `part`, such as in a forward pass of DistributedDataParallel; None for the default.
-        sharded_part: the same for sharded tensors, which are whole except for the micro-batches of a pipeline.
+        sharded_part: value of `part` for sharded tensors: the whole batch, except for the micro-batches of a pipeline.
         usual_part: returns the default of `part`; None stands for the whole batch.
     """
 

@@ -1,4 +1,4 @@
-"""Variables of which each rank has its own, where a program of one rank would have global variables."""
+"""Rank-local variables: each rank has its own, where a program of one rank would have global variables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 T = TypeVar("T")
 
 
-class _Made:
-    """The default of a variable whose value is made anew for each rank."""
+class _DefaultFactory:
+    """The default of a variable: `make()`, called once for each rank."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
@@ -18,7 +18,7 @@ class _Made:
 
 def per_rank(make: Callable[[], T]) -> T:
     """Declare a variable of a `RankLocal` that begins as `make()` on each rank, such as an empty list."""
-    return cast(T, _Made(make))
+    return cast(T, _DefaultFactory(make))
 
 
 class RankLocal(threading.local):
@@ -45,13 +45,13 @@ class RankLocal(threading.local):
     """
 
     outlasts_runs: ClassVar[bool] = False
-    _made: ClassVar[dict[str, Callable[[], Any]]] = {}
+    _factories: ClassVar[dict[str, Callable[[], Any]]] = {}
     # The instances that `begin_run` resets. They are variables of modules, so they never end.
     _of_runs: ClassVar[list[RankLocal]] = []
 
     def __init_subclass__(cls) -> None:
-        own = {name: value.make for name, value in vars(cls).items() if isinstance(value, _Made)}
-        cls._made = {**cls._made, **own}
+        own = {name: value.make for name, value in vars(cls).items() if isinstance(value, _DefaultFactory)}
+        cls._factories = {**cls._factories, **own}
 
     def __new__(cls) -> Self:
         local = super().__new__(cls)
@@ -61,7 +61,7 @@ class RankLocal(threading.local):
 
     def __init__(self) -> None:
         # Python calls this once in each thread that uses the instance.
-        for name, make in self._made.items():
+        for name, make in self._factories.items():
             setattr(self, name, make())
 
 
@@ -70,5 +70,5 @@ def begin_run() -> None:
     for local in tuple(RankLocal._of_runs):
         variables = vars(local)
         variables.clear()
-        for name, make in local._made.items():
+        for name, make in local._factories.items():
             variables[name] = make()

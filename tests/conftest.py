@@ -5,7 +5,7 @@ for new ones.
 
 Tests marked `documents`, `faults`, `matrices`, `soak` or `systems` run only where `-m` names a mark of theirs.
 Tests marked `gpu` are skipped where CuPy finds no GPU; all others see a machine without one, see array_backends.py.
-Tests without any mark are also marked `fast`, except in long files.
+Tests that a change can reach are also marked `fast`, if they have none of these; see reach.py.
 
 `--rewrite-golden` writes the texts of errors anew; see refusals.py.
 """
@@ -25,6 +25,7 @@ from typing import Any
 
 import array_backends
 import pytest
+import reach
 import refusals
 from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import TRANSPORTS, World
@@ -68,20 +69,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # Marks of tests that run only where `-m` names them.
 ON_DEMAND = "documents", "faults", "matrices", "soak", "systems"
 
-# Files that take more than two seconds by themselves, although they have no mark.
-_LONG = {
-    "adasum", "adasum_lab", "adasum_training", "algorithms", "api_pages", "auto_parallel", "bench_collectives",
-    "boost", "boost_resume", "calibration", "captured", "checkpoint_crash", "collectives", "collectives_out",
-    "comm_hooks", "data_files", "ddp_variants", "device_programs", "doctor", "dry_ops", "dry_programs", "elimination",
-    "equivalence", "execute", "exercises", "fault_headers", "fault_messages", "figure_scripts", "folding", "forks",
-    "fused", "fused_updates", "gpu_calibration", "gpu_links", "gpu_step", "halo", "inline", "join", "kit_strategies",
-    "launch", "mismatch", "model_plans", "models", "mpi_messages", "no_garbage", "pipeline_attribution",
-    "pipeline_models", "pipeline_runtime", "pipeline_schedules", "pipeline_view", "plan", "plan_view", "polling",
-    "powersgd_memory", "preflight", "pytest_plugin", "quick_redistribution", "ranktable", "redistribution", "replay",
-    "resume", "resume_data", "resume_stops", "saved_memory", "schedule_search", "segment", "sharded_ops", "strict",
-    "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view", "wrapped_networks",
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def inline():
@@ -103,13 +90,19 @@ def arrays(request):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write the texts of errors anew")
+    parser.addoption("--record-reach", action="store_true", help="record which files each test uses, for -m fast")
+    parser.addoption("--since", default="HEAD", help="-m fast: what has changed since this revision")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if "SIMPARALLEL_TEST_MPI" not in os.environ:
-        refusals.golden = refusals.Golden(refusals.FILE, config.getoption("--rewrite-golden"))
+        refusals.golden = refusals.Golden(refusals.FOLDER, config.getoption("--rewrite-golden"))
+    if config.getoption("--record-reach") and "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(config.cache.mkdir("reach"))
     if config.option.markexpr == "fast":
         settings.load_profile("fast")
+        if not any(config.cache.mkdir("reach").glob("*.json")):
+            raise pytest.UsageError("-m fast needs a record of what each test uses; run: pytest --record-reach")
 
 
 @given(st.none())
@@ -136,11 +129,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         whole = [str(Path(arg).resolve()) for arg in config.args if "::" not in arg]
         files = {item.path for item in items if any(str(item.path).startswith(arg) for arg in whole)}
         refusals.golden.collected(map(golden_id, items), (str(file.relative_to(refusals.TESTS)) for file in files))
-    for item in items:
-        marks = ("process", "slow", *ON_DEMAND, "mpi", "gpu")
-        is_long = item.path.stem.removeprefix("test_") in _LONG
-        if not is_long and not any(item.get_closest_marker(mark) for mark in marks):
-            item.add_marker("fast")
+    if wanted == "fast":
+        mark_fast(config, items)
     left_out, kept = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -151,6 +141,54 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
     array_backends.skip_without_gpu(items)
+
+
+def mark_fast(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what the changes since a revision can reach."""
+    record = reach.load(config.cache.mkdir("reach"))
+    changed = reach.changes(config.getoption("--since"))
+    found = reach.reached((item.nodeid for item in items), changed, record) if changed else set()
+    slow = ("slow", *ON_DEMAND, "mpi", "gpu")
+    for item in items:
+        if item.nodeid in found and not any(item.get_closest_marker(mark) for mark in slow):
+            item.add_marker("fast")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.option.markexpr != "fast":
+        return None
+    since = config.getoption("--since")
+    return f"fast: {len(reach.changes(since)) or 'no'} files differ from {since}"
+
+
+recorder: reach.Recorder | None = None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    global recorder
+    if session.config.getoption("--record-reach") and session.items:
+        recorder = reach.Recorder(session.config.cache.mkdir("reach"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[object]:
+    if recorder is None:
+        return (yield)
+    recorder.begin(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        item.stash[_SETUP] = recorder.take()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[object]:
+    if recorder is not None:
+        recorder.end(item.nodeid, item.stash[_SETUP], recorder.take())
+    return (yield)
+
+
+_SETUP = pytest.StashKey[list[str]]()
 
 
 def golden_id(item: pytest.Item) -> str:
@@ -186,7 +224,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the golden file; a worker of xdist sends its part instead."""
+    """Write the golden files; a worker of xdist sends its part instead. Write the record of reach."""
+    if recorder is not None:
+        recorder.save()
     golden = refusals.golden
     if golden is not None and golden.rewrite:
         if (output := getattr(session.config, "workeroutput", None)) is not None:

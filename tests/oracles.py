@@ -72,7 +72,7 @@ if "SIMPARALLEL_TEST_MPI" in os.environ:  # see worlds_mpi.py
     TRANSPORTS = ("mpi",)
 
 
-_LADDER = run.LADDER
+_ESCALATION = run.ESCALATION
 _open_worlds: list[World] = []
 
 
@@ -86,11 +86,11 @@ class World(Ranks):
 
     def __init__(self, transport: str, **settings: Any) -> None:
         super().__init__(transport, **settings)
-        self.max_size, self.examples = (5, 50) if transport == "inline" else (4, 10)
+        self.max_size, self.examples = (5, 30) if transport == "inline" else (4, 6)
         # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are
         # for ranks that do not communicate, could be faster; with this delay they do not hide a fault.
         _open_worlds.append(self)
-        run.LADDER = tuple((20 + i, number) for i, (_, number) in enumerate(_LADDER))
+        run.ESCALATION = tuple((20 + i, number) for i, (_, number) in enumerate(_ESCALATION))
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 20.0) -> Any:
         if self.transport == "mpi":
@@ -125,4 +125,4 @@ class World(Ranks):
         if self in _open_worlds:
             _open_worlds.remove(self)
         if not _open_worlds:
-            run.LADDER = _LADDER
+            run.ESCALATION = _ESCALATION

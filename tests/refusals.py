@@ -1,11 +1,11 @@
-"""Texts of errors stand in one file, `tests/golden/errors.txt`, and not in the tests.
+"""Texts of errors stand in `tests/golden`, in a file for each folder of tests, and not in the tests.
 
 A test says which error it expects, `with refused(ShapeError, layer="fc1"): ...`. The text must be an entry of the test
-in the file; an entry that the test does not use is a failure, too. `pytest --rewrite-golden` writes the texts of the
-tests that it runs, and removes those of tests that no longer exist. The diff is reviewed as prose.
+in the file of its folder; an entry that the test does not use is a failure, too. `pytest --rewrite-golden` writes the
+texts of the tests that it runs, and removes those of tests that no longer exist. The diff is reviewed as prose.
 
 Only the type and the facts are compared in a test of Hypothesis, where the text depends on the example, and on a rank
-in a process of its own, which does not have the file.
+in a process of its own, which does not have the files.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from simparallel.errors import (
 )
 
 TESTS = Path(__file__).resolve().parent
-FILE = TESTS / "golden" / "errors.txt"
+FOLDER = TESTS / "golden"
 HEAD = """\
 Texts of errors, as users read them: under the names of the tests that cause an error, its type and its text.
 Written by `pytest --rewrite-golden`; review the diff as prose. <tmp>, <line>, <pid> ... stand for what changes.
 """
-# What depends on the machine or changes with every run, and its name in the file.
+# What depends on the machine or changes with every run, and its name in the files.
 _PLACEHOLDERS = [
     (re.compile(pattern), name)
     for pattern, name in (
@@ -65,7 +65,7 @@ _PLACEHOLDERS = [
 
 
 def rendered(error: BaseException) -> str:
-    """Return an entry of the file: type and text, placeholders for what changes, lines of up to 116 characters."""
+    """Return an entry: type and text, placeholders for what changes, lines of up to 116 characters."""
     text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
     text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f]", lambda found: repr(found[0])[1:-1], text)  # control characters
     for pattern, name in _PLACEHOLDERS:
@@ -76,17 +76,19 @@ def rendered(error: BaseException) -> str:
 
 
 class Golden:
-    """The file, and the running test's part in it. Entries belong to tests: "optim/test_sgd.py::test_x[case]".
+    """The files, and the running test's part in them. Entries belong to tests: "optim/test_sgd.py::test_x[case]".
 
     Attributes:
         entries: test -> its texts, sorted.
-        written: texts of the tests that have run, when the file is to be rewritten.
-        gone: tests with entries that no longer exist.
+        written: texts of the tests that have run, when the files are to be rewritten.
+        gone: tests that have entries but no longer exist, of the files that were collected.
     """
 
-    def __init__(self, path: Path, rewrite: bool = False) -> None:
-        self.path, self.rewrite = path, rewrite
-        self.entries = parse(path.read_text("utf-8")) if path.exists() else {}
+    def __init__(self, folder: Path, rewrite: bool = False) -> None:
+        self.folder, self.rewrite = folder, rewrite
+        self.entries: dict[str, list[str]] = {}
+        for file in sorted(folder.rglob("*.txt")):
+            self.entries |= parse(file.read_text("utf-8"))
         self.written: dict[str, list[str]] = {}
         self.gone: set[str] = set()
         self._test: str | None = None
@@ -116,7 +118,8 @@ class Golden:
         if not self.rewrite and text not in expected:
             old = difflib.get_close_matches(text, expected, 1, 0) or [""]
             changes = "\n".join(difflib.ndiff(old[0].splitlines(), text.splitlines()))
-            raise AssertionError(f"another text than in {self.path.name}:\n{changes}\n{self._way_out(self._test)}")
+            file = file_of(self._test)
+            raise AssertionError(f"another text than in golden/{file}:\n{changes}\n{self._way_out(self._test)}")
 
     def _way_out(self, test: str) -> str:
         return f'If this is right, run: pytest -n 0 --rewrite-golden "tests/{test}", and review the diff.'
@@ -130,12 +133,23 @@ class Golden:
                 self.gone.add(test)
 
     def save(self) -> None:
-        """Write the file anew if texts have changed."""
-        entries = {test: texts for test, texts in (self.entries | self.written).items() if test not in self.gone}
-        text = formatted(entries)
-        if not self.path.exists() or self.path.read_text("utf-8") != text:
-            self.path.parent.mkdir(exist_ok=True)
-            self.path.write_bytes(text.encode())
+        """Write the files anew whose texts have changed."""
+        files: dict[str, dict[str, list[str]]] = {}
+        for test in self.entries.keys() | self.written.keys():
+            texts = [] if test in self.gone else self.written.get(test, self.entries.get(test, []))
+            files.setdefault(file_of(test), {})[test] = texts
+        for name, entries in files.items():
+            file, text = self.folder / name, formatted(entries)
+            if not any(entries.values()):
+                file.unlink(missing_ok=True)
+            elif not file.exists() or file.read_text("utf-8") != text:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(text.encode())
+
+
+def file_of(test: str) -> str:
+    """Return the name of the file that has a test's entry: that of its folder, "parallel/ddp.txt"."""
+    return f"{test.split('::')[0].rpartition('/')[0] or 'tests'}.txt"
 
 
 def _indented(texts: Iterable[str]) -> str:
@@ -143,7 +157,7 @@ def _indented(texts: Iterable[str]) -> str:
 
 
 def formatted(entries: dict[str, list[str]]) -> str:
-    """Return the file: sorted by test; tests of one file that cause the same texts share them."""
+    """Return a file: sorted by test; tests of one file that cause the same texts share them."""
     files: dict[str, dict[tuple[str, ...], list[str]]] = {}
     for test in sorted(test for test, texts in entries.items() if texts):
         file, name = test.split("::", 1)
@@ -171,9 +185,9 @@ golden: Golden | None = None  # of this session; None in processes of ranks
 
 
 def check_refusal(error: BaseException | None, kind: type[BaseException], **facts: Any) -> None:
-    """Compare an error with the type and facts that a test expects, and its text with the golden file.
+    """Compare an error with the type and facts that a test expects, and its text with the golden files.
 
-    Of an error that a rank raised, the file has the text alone, without the launcher's part; and nothing where it is
+    Of an error that a rank raised, the files have the text alone, without the launcher's part; and nothing where it is
     chance which ranks had come to wait, or which text another rank's error has in a rank that it stopped.
     """
     assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}: {error}"
@@ -193,7 +207,7 @@ def check_refusal(error: BaseException | None, kind: type[BaseException], **fact
 
 
 class refused:
-    """Expect an error of just this type, like `pytest.raises`, with these facts and the text of the golden file."""
+    """Expect an error of just this type, like `pytest.raises`, with these facts and the text of the golden files."""
 
     def __init__(self, kind: type[BaseException], **facts: Any) -> None:
         self._kind, self._facts = kind, facts

@@ -21,8 +21,10 @@ FLOORS = (
     {"algorithms"},
     {"machine"},
     {"clock"},
-    {"gpu"},
-    {"layout", "comm.memory", "autograd.kernels"},
+    {"arrays.captures", "arrays.host"},
+    {"arrays.cuda"},
+    {"arrays"},
+    {"layout", "comm.memory"},
     {"comm.*"},
     {"comm.direct"},
     {"comm.shm", "comm.inline", "comm.faults"},
@@ -38,6 +40,7 @@ FLOORS = (
     {"functions", "nn"},
     {"models", "parallel.ddp", "parallel.replicas"},
     {"parallel.operator"},
+    {"parallel.sharded"},
     {"parallel"},
     {"runtime.*"},
     {"runtime.ranks"},
@@ -102,7 +105,7 @@ def is_typing(node: ast.AST) -> bool:
 
 
 # Rooms that are ordered also where type hints count.
-HINTS_COUNT = ("comm", "gpu", "optim")
+HINTS_COUNT = ("comm", "arrays", "optim")
 
 
 def code_of(tree: ast.AST) -> Iterator[ast.AST]:

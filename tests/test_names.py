@@ -84,7 +84,7 @@ def test_missing_name_says_where_to_look(module: ModuleType, name: str) -> None:
         ("DeviceMesh", "here it is simparallel.Mesh."),
         ("DTensor", "here it is simparallel.Layout"),
         ("lanch", "Did you mean launch?"),
-        ("FSDP", "docs/not_here.md"),
+        ("FSDP", "here it is simparallel.parallel.fully_shard(module)"),
         ("ring_attention", "docs/not_here.md"),
     ],
 )

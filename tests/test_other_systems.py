@@ -180,9 +180,8 @@ def test_state(number):
     assert before == 0 or not is_process
     assert sp.get_rank() < number
 """)
-    done = run(
-        tmp_path, system, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_simparallel", "test_mine.py"
-    )
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "pytest_simparallel", "test_mine.py"]
+    done = run(tmp_path, system, "-m", "pytest", *arguments, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "rank 1 failed: AssertionError" in done.stdout
 

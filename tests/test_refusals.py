@@ -1,6 +1,8 @@
-"""Texts of errors in the golden file: a changed, a new and an unused text fail, and the flag rewrites the file."""
+"""Texts of errors in the golden files: a changed, a new and an unused text fail, and the flag rewrites the files."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import refusals
@@ -13,14 +15,14 @@ OLD = "a/test_x.py::test_y[1]"
 
 @pytest.fixture
 def golden(tmp_path, monkeypatch):
-    """A golden file that has one text; tests inside see it instead of the real one."""
+    """A golden file that has one text; tests inside see it instead of the real ones."""
 
     def load(rewrite=False):
-        golden = refusals.Golden(tmp_path / "errors.txt", rewrite)
+        golden = refusals.Golden(tmp_path, rewrite)
         monkeypatch.setattr(refusals, "golden", golden)
         return golden
 
-    (tmp_path / "errors.txt").write_text(refusals.formatted({OLD: ["ShapeError: need 3"]}), "utf-8")
+    (tmp_path / "a.txt").write_text(refusals.formatted({OLD: ["ShapeError: need 3"]}), "utf-8")
     return load
 
 
@@ -71,12 +73,24 @@ def test_flag_rewrites_what_ran(golden):
         fail("need 3")
 
 
-def test_flag_drops_tests_that_are_gone(golden):
+def test_each_folder_of_tests_has_a_file(golden, tmp_path):
+    first = golden(rewrite=True)
+    for test in "a/b/test_x.py::test_y", "test_x.py::test_y":
+        with first.of(test):
+            fail("need 4")
+    before = tmp_path.joinpath("a.txt").stat().st_mtime_ns
+    first.save()
+    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.txt")} == {"a.txt", "a/b.txt", "tests.txt"}
+    assert tmp_path.joinpath("a.txt").stat().st_mtime_ns == before
+    assert golden().entries == first.entries | first.written
+
+
+def test_flag_drops_tests_that_are_gone(golden, tmp_path):
     first = golden(rewrite=True)
     first.collected([], [])
     assert first.gone == {OLD}  # there is no such file
     first.save()
-    assert golden().entries == {}
+    assert not any(tmp_path.iterdir())
 
 
 def test_entries_of_chosen_tests_stay(golden, monkeypatch, tmp_path):
@@ -112,6 +126,46 @@ def test_text_is_the_same_on_every_machine(tmp_path):
 def test_every_entry_has_its_test():
     """Rewrite the file with `--rewrite-golden` when a test has been renamed or removed."""
     assert refusals.golden is None or refusals.golden.rewrite or refusals.golden.gone == set()
+
+
+# What a text must not have: its name, and a pattern of one paragraph on one line.
+SLIPS = {
+    "doubled dots": r"[^\W_][)\]'\"]?\.\.(?!\.)",
+    "doubled words": r"(?i)\b([a-z]{2,}) \1\b(?![-=.(\w])",
+    "a verb without its end": r"\b(is|are|was|were) (and|or|but)\b",
+    "marks side by side": r"\w[,;:] ?[,;]|\w ([,;]|[.:](?= |$))",
+    # After a colon stands something to type or an answer, as it is.
+    "a last sentence without its end": r"[a-z)\]'\"]\. [A-Z](?!.*(?:[.?!…][)'\"]?|: [^.]+)$)",
+}
+
+
+def slips(text):
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    return [name for name, slip in SLIPS.items() if any(re.search(slip, paragraph) for paragraph in paragraphs)]
+
+
+def test_texts_are_free_of_slips():
+    texts = {text for texts in refusals.Golden(refusals.FOLDER).entries.values() for text in texts}
+    assert len(texts) > 1000
+    assert {text: found for text in texts if (found := slips(text))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "slip"),
+    [
+        ("use item() for a loss.. Return arrays.", "doubled dots"),
+        ("need\n  need 3 of the\n  the ranks.", "doubled words"),
+        ("a tensor on the tape, which is and cannot be copied.", "a verb without its end"),
+        ("give 3,, or 4.", "marks side by side"),
+        ("give 3 , or 4.", "marks side by side"),
+        ("x has shape (3,). Give it 2 dims", "a last sentence without its end"),
+        ("Give it 2 dims.\n\n  The ranks wait. They should not", "a last sentence without its end"),
+        ("x[..., 0]: its dims: ... m k -> ... m n. Start ../x.py, or: simparallel run -n N SCRIPT", None),
+        ("'..' is no name: 1.5 of 2 (1, ...).", None),
+    ],
+)
+def test_slip_is_found(text, slip):
+    assert slips(f"ShapeError: {text}") == [slip] * (slip is not None)
 
 
 def test_lambdas_are_named_by_their_source():

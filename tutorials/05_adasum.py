@@ -350,7 +350,7 @@ show(sp.view.plot_costs(rows), "costs")
 
 # %% [markdown]
 # 72 bytes: three numbers of 8 bytes at the first level, and twice three at the second. The latency of these small
-# messages does not depend on the vector. At 262 kB they make the call 1.6 times as long, at 16.8 MB 1.1 times.
+# messages does not depend on the vector. At 262 kB they make the call 1.7 times as long, at 16.8 MB 1.1 times.
 
 # %%
 assert all(row["adasum_bytes"] - row["sum_bytes"] == 72 for row in rows)

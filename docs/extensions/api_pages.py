@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docstrings import to_markdown
-from public_names import Name, main_names, main_path, public_names, rooms
+from public_names import Name, main_names, main_path, public_modules, public_names
 from signatures import signature_of
 
 import simparallel as sp
@@ -18,7 +18,7 @@ import simparallel as sp
 ROOT = Path(sp.__file__).parents[1]
 FENCE = "`" * 3
 
-# Pages of the names directly in `sp`: title, and the rooms of the package that define them.
+# Pages of the names directly in `sp`: title, and the packages that define them.
 TOPICS = {
     "running": ("Ranks and runs", {"runtime", "world"}),
     "collectives": ("Collectives and messages", {"algorithms", "base", "collectives", "comm"}),
@@ -35,12 +35,12 @@ MADE = re.compile(r"\b[Mm]ade by\b")
 def page_of(name: Name) -> str:
     """Return the page that documents a name, such as "running", "ops/conv" or "nn.init"."""
     module = str(getattr(name.thing, "__module__", ""))
-    if name.room in ("sp.ops", "sp.functions"):
-        return f"ops/{module.removeprefix(OPS)}" if module.startswith(OPS) else name.room.removeprefix("sp.")
-    if name.room != "sp":
-        return name.room.removeprefix("sp.").removeprefix("simparallel.")
-    room = module.removeprefix("simparallel.").partition(".")[0]
-    return next((page for page, (_, defined) in TOPICS.items() if room in defined), "running")
+    if name.parent in ("sp.ops", "sp.functions"):
+        return f"ops/{module.removeprefix(OPS)}" if module.startswith(OPS) else name.parent.removeprefix("sp.")
+    if name.parent != "sp":
+        return name.parent.removeprefix("sp.").removeprefix("simparallel.")
+    package = module.removeprefix("simparallel.").partition(".")[0]
+    return next((page for page, (_, defined) in TOPICS.items() if package in defined), "running")
 
 
 def pages() -> dict[str, list[Name]]:
@@ -82,7 +82,7 @@ def _module_of(page: str) -> Any:
     """Return the module whose names a page has; None for a topic."""
     if page.startswith("ops/"):
         return import_module(OPS + page.removeprefix("ops/"))
-    return rooms().get(f"sp.{page}") or rooms().get(f"simparallel.{page}")
+    return public_modules().get(f"sp.{page}") or public_modules().get(f"simparallel.{page}")
 
 
 def _title(page: str) -> str:
@@ -90,7 +90,7 @@ def _title(page: str) -> str:
         return TOPICS[page][0]
     if "/" in page:
         return page.rpartition("/")[2].replace("_", " ").capitalize()
-    return f"`sp.{page}`" if f"sp.{page}" in rooms() else f"`simparallel.{page}`"
+    return f"`sp.{page}`" if f"sp.{page}" in public_modules() else f"`simparallel.{page}`"
 
 
 def _index() -> str:
@@ -99,9 +99,9 @@ def _index() -> str:
     plain = [page for page in contents if page not in TOPICS and "/" not in page]
     groups = {
         "`import simparallel as sp`": list(TOPICS),
-        "Packages": [page for page in plain if f"sp.{page}" in rooms()],
+        "Packages": [page for page in plain if f"sp.{page}" in public_modules()],
         "Ops and functions by family": [page for page in contents if page.startswith("ops/")],
-        "Modules to import by their full names": [page for page in plain if f"sp.{page}" not in rooms()],
+        "Modules to import by their full names": [page for page in plain if f"sp.{page}" not in public_modules()],
     }
     parts = ["# API", "Every public name, with its docstring, its signature and its source."]
     for title, members in groups.items():

@@ -30,7 +30,7 @@ class Name:
     thing: Any
 
     @property
-    def room(self) -> str:
+    def parent(self) -> str:
         return self.path.rpartition(".")[0]
 
     @property
@@ -50,7 +50,7 @@ def shown(module: ModuleType) -> list[str]:
 
 
 @cache
-def rooms() -> dict[str, ModuleType]:
+def public_modules() -> dict[str, ModuleType]:
     """Return the modules with public names, by the names that users give them: "sp", "sp.nn", "sp.nn.init", …"""
     found: dict[str, ModuleType] = {}
 
@@ -69,7 +69,9 @@ def rooms() -> dict[str, ModuleType]:
 def public_names() -> tuple[Name, ...]:
     """Return every public name except modules; an object with several names appears under each."""
     names = (
-        Name(f"{room}.{name}", getattr(module, name)) for room, module in rooms().items() for name in shown(module)
+        Name(f"{path}.{name}", getattr(module, name))
+        for path, module in public_modules().items()
+        for name in shown(module)
     )
     return tuple(name for name in names if not inspect.ismodule(name.thing))
 

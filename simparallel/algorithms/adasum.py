@@ -161,7 +161,7 @@ class _Pairs:
 
 @QUIET
 def _moments(a: np.ndarray, b: np.ndarray, parts: list[Segment], num_layers: int) -> np.ndarray:
-    """Return a slice's contribution to the products of each layer of a pair: (layers, 3)."""
+    """Return a slice's contribution to the `Moments` of each layer: (layers, 3)."""
     found = np.zeros((num_layers, 3))
     for layer, start, stop in parts if has_data(a) else ():
         # In float64 the products of float32 do not overflow, and lose few digits.
@@ -171,7 +171,7 @@ def _moments(a: np.ndarray, b: np.ndarray, parts: list[Segment], num_layers: int
 
 @QUIET
 def _join(a: np.ndarray, b: np.ndarray, parts: list[Segment], found: np.ndarray, out: np.ndarray) -> None:
-    """Compute out = A(a, b) on a slice, by the products of the whole layers. `out` may be a or b."""
+    """Compute out = A(a, b) on a slice from the `Moments` of the whole layers. `out` may be a or b."""
     for layer, start, stop in parts if has_data(a) else ():
         first, second = coefficients(Moments(*found[layer].tolist()))
         out[start:stop] = a[start:stop].astype(WIDE) * first + b[start:stop].astype(WIDE) * second

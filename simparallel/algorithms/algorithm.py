@@ -35,8 +35,8 @@ class Price(NamedTuple):
     sent: float
 
 
-# (p ranks, number of the asking rank) -> price. Numbers count from the root on, cyclically; without a root from the
-# first rank.
+# (number of ranks p, a rank's number) -> the price for that rank. Numbers count from the root on, cyclically; without a
+# root from the first rank.
 Formula = Callable[[int, int], Price]
 Function = Callable[..., Steps]
 
@@ -46,7 +46,7 @@ class CollectiveAlgorithm:
 
     Args:
         name: what `algorithm=` takes.
-        number: the number that stands for it in the headers of calls; each has another, from 0 on without a gap.
+        number: the unique number that stands for it in the headers of calls, from 0 on without a gap.
         prices: formulas of collectives that have no function here.
     """
 
@@ -118,7 +118,7 @@ def find(algorithm: str, op: str) -> Function:
 
 
 def priced(algorithm: str) -> Collection[str]:
-    """Return the collectives that have a price by this algorithm; none if there is no such algorithm."""
+    """Return the collectives for which this algorithm has a price; none if there is no such algorithm."""
     return _BY_NAME[algorithm].prices.keys() if algorithm in _BY_NAME else ()
 
 

@@ -25,12 +25,12 @@ def _barrier(p: int, number: int) -> Price:
     return Price(depth(p), 0.0, 0.0)
 
 
-def _endless_broadcast(p: int, number: int) -> Price:
+def _pipelined_broadcast(p: int, number: int) -> Price:
     """Price a pipelined chain in the limit of many chunks: latency of all hops, and one passage of the vector."""
     return Price(p - 1, 1.0, 1.0 if number < p - 1 else 0.0)
 
 
-def _endless_reduce(p: int, number: int) -> Price:
+def _pipelined_reduce(p: int, number: int) -> Price:
     return Price(p - 1, 1.0, 1.0 if number else 0.0)
 
 
@@ -45,7 +45,7 @@ CollectiveAlgorithm(
     prices={
         "all_reduce": then(one_round, one_round), "reduce_scatter": one_round, "all_gather": one_round,
         "all_to_all": one_round, "gather": one_by_one_gather, "scatter": one_by_one_scatter,
-        "broadcast": _endless_broadcast, "reduce": _endless_reduce, "barrier": _barrier, "new_group": _barrier,
+        "broadcast": _pipelined_broadcast, "reduce": _pipelined_reduce, "barrier": _barrier, "new_group": _barrier,
         "adasum": halving_price, "scan": _scan, "exscan": _scan,
     },
 )  # fmt: skip

@@ -36,7 +36,7 @@ class _Core:
         size, depth: q and its logarithm.
         extra: r; of the first 2 r ranks the odd ones represent the even ones before them.
         number: this rank's number in the core; None if folded.
-        speaks, is_folded: whether this rank represents another one; whether another represents it.
+        is_proxy, is_folded: whether this rank represents another one; whether another represents it.
     """
 
     def __init__(self, p2p: PointToPoint) -> None:
@@ -44,8 +44,8 @@ class _Core:
         self.size = 2**self.depth
         self.extra = p2p.size - self.size
         paired = p2p.rank < 2 * self.extra
-        self.speaks = paired and p2p.rank % 2 == 1
-        self.is_folded = paired and not self.speaks
+        self.is_proxy = paired and p2p.rank % 2 == 1
+        self.is_folded = paired and not self.is_proxy
         self.number = None if self.is_folded else p2p.rank // 2 if paired else p2p.rank - self.extra
 
     def position(self, number: int) -> int:
@@ -111,7 +111,7 @@ def reduce_scatter(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
     core, parts = _Core(p2p), split(x, p2p.size)
     yield from _fold(p2p, core, x, combine)
     yield from _halve(p2p, core, x, core.bounds(x), combine)
-    yield from _tell_folded(p2p, core, parts[p2p.rank - core.speaks])
+    yield from _unfold(p2p, core, parts[p2p.rank - core.is_proxy])
 
 
 @HALVING_DOUBLING.collective(_doubling)
@@ -122,9 +122,9 @@ def all_gather(p2p: PointToPoint, x: np.ndarray) -> Steps:
     n bytes after.
     """
     core, parts = _Core(p2p), split(x, p2p.size)
-    yield from _fold(p2p, core, parts[p2p.rank - core.speaks], None)
+    yield from _fold(p2p, core, parts[p2p.rank - core.is_proxy], None)
     yield from _double(p2p, core, x, core.bounds(x))
-    yield from _tell_folded(p2p, core, x)
+    yield from _unfold(p2p, core, x)
 
 
 @HALVING_DOUBLING.collective(_core_all_reduce)
@@ -141,7 +141,7 @@ def all_reduce(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
     yield from _fold(p2p, core, x, combine)
     yield from _halve(p2p, core, x, bounds, combine)
     yield from _double(p2p, core, x, bounds)
-    yield from _tell_folded(p2p, core, x)
+    yield from _unfold(p2p, core, x)
 
 
 def _halve(p2p: PointToPoint, core: _Core, x: np.ndarray, bounds: list[int], combine: Combine) -> Steps:
@@ -196,7 +196,7 @@ def _fold(p2p: PointToPoint, core: _Core, x: np.ndarray, combine: Combine | None
     for _ in p2p.steps(1 if core.extra else 0):
         if core.is_folded:
             yield from p2p.send(x, p2p.rank + 1)
-        elif core.speaks:
+        elif core.is_proxy:
             # Without a reduction (all_gather) the part replaces what is there, in place.
             received = x if combine is None else np.empty_like(x)
             yield from p2p.recv(received, p2p.rank - 1)
@@ -204,10 +204,10 @@ def _fold(p2p: PointToPoint, core: _Core, x: np.ndarray, combine: Combine | None
                 combine(received, x, out=x)
 
 
-def _tell_folded(p2p: PointToPoint, core: _Core, x: np.ndarray) -> Steps:
+def _unfold(p2p: PointToPoint, core: _Core, x: np.ndarray) -> Steps:
     """Send the result to the folded ranks."""
     for _ in p2p.steps(1 if core.extra else 0):
-        if core.speaks:
+        if core.is_proxy:
             yield from p2p.send(x, p2p.rank - 1)
         elif core.is_folded:
             yield from p2p.recv(x, p2p.rank + 1)

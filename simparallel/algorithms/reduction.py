@@ -84,7 +84,7 @@ def _reduction(asked: str, dtype: np.dtype, who: str) -> Reduction:
 
 
 def truth(op: str, x: np.ndarray, who: str) -> np.ndarray:
-    """Return 1 where x is not 0, else 0, as an array like x: the operand of logical reductions.
+    """Return 1 where x is not 0 and 0 elsewhere, with the dtype of x: the operand of logical reductions.
 
     Raises:
         DTypeError: x is neither of integers nor of bool.
@@ -117,8 +117,8 @@ def identity(rule: Reduction) -> Any:
     return np.iinfo(dtype).min if is_max else np.iinfo(dtype).max
 
 
-def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray, *, is_apart: bool = False) -> None:
-    """Reduce `parts` (1-D, equal sizes) into `out`, which may be one of them unless `is_apart`.
+def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray, *, is_disjoint: bool = False) -> None:
+    """Reduce `parts` (1-D, equal sizes) into `out`, which may be one of them unless `is_disjoint`.
 
     It proceeds in blocks, so that each partial result stays in the cache.
     """
@@ -127,7 +127,7 @@ def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray, *
             out[...] = parts[0]
         return
     # A ufunc reads both elements before it writes: two parts need no scratch array, even if `out` is one of them.
-    direct = rule.is_plain and (is_apart or len(parts) == 2)
+    direct = rule.is_plain and (is_disjoint or len(parts) == 2)
     if direct and len(parts) == 2 and not rule.is_mean:
         rule.ufunc(parts[0], parts[1], out=out)
         return
@@ -151,7 +151,7 @@ def reduce_arrays(
     rule: Reduction, parts: Sequence[np.ndarray], dtype: np.dtype, out: np.ndarray | None = None
 ) -> np.ndarray:
     """Reduce arrays of any equal shape, into a new array of `dtype` or into `out`, which may be one of them."""
-    # A copy in the accumulating dtype, so that `out` may be one of the parts.
+    # A copy in the dtype of accumulation, so that `out` may be one of the parts.
     total = np.array(parts[0], dtype=rule.accumulate, copy=True, order="C", ndmin=0)
     for part in parts[1:]:
         rule.ufunc(total, part, out=total, dtype=rule.loop)

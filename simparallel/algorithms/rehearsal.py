@@ -19,7 +19,7 @@ from simparallel.algorithms.reduction import Combine
 from simparallel.errors import DeadlockError, InputError
 
 
-class _Parcel:
+class _Request:
     """One side of a message: a send or a receive."""
 
     def __init__(self, x: np.ndarray) -> None:
@@ -27,53 +27,54 @@ class _Parcel:
         self.finished = False
 
 
-class _Post:
-    """Sends and receives that have no counterpart yet; `moves` counts everything that happens."""
+class _Matcher:
+    """Pairs sends with receives. `progress` counts requests, to notice when nothing moves any more."""
 
     def __init__(self) -> None:
-        self.moves = 0
-        self._begun: dict[tuple[int, int], tuple[deque[_Parcel], deque[_Parcel]]] = {}
+        self.progress = 0
+        # (source, destination) -> sends and receives that have no counterpart yet.
+        self._unmatched: dict[tuple[int, int], tuple[deque[_Request], deque[_Request]]] = {}
 
-    def begin(self, way: tuple[int, int], x: np.ndarray, *, is_receive: bool) -> _Parcel:
-        self.moves += 1
-        parcel, sides = _Parcel(x), self._begun.setdefault(way, (deque(), deque()))
-        sides[is_receive].append(parcel)
+    def begin(self, src: int, dst: int, x: np.ndarray, *, is_receive: bool) -> _Request:
+        self.progress += 1
+        request, sides = _Request(x), self._unmatched.setdefault((src, dst), (deque(), deque()))
+        sides[is_receive].append(request)
         # Both sides have to be there: nothing is buffered, so an algorithm that relies on buffers gets stuck.
         while sides[0] and sides[1]:
             sending, receiving = sides[0].popleft(), sides[1].popleft()
             if (sending.x.shape, sending.x.dtype) != (receiving.x.shape, receiving.x.dtype):
                 raise InputError(
-                    f"positions {way[0]} -> {way[1]}: {sending.x.dtype} {sending.x.shape} was sent, but "
+                    f"positions {src} -> {dst}: {sending.x.dtype} {sending.x.shape} was sent, but "
                     f"{receiving.x.dtype} {receiving.x.shape} is expected."
                 )
             receiving.x[...] = sending.x
             sending.finished = receiving.finished = True
-        return parcel
+        return request
 
 
 class Actor(PointToPoint):
     """One position of the group."""
 
-    def __init__(self, rank: int, size: int, post: _Post) -> None:
+    def __init__(self, rank: int, size: int, matcher: _Matcher) -> None:
         super().__init__(rank, size)
-        self._post = post
+        self._matcher = matcher
 
-    def start_send(self, x: np.ndarray, dst: int) -> _Parcel:
-        return self._post.begin((self.rank, dst), x, is_receive=False)
+    def start_send(self, x: np.ndarray, dst: int) -> _Request:
+        return self._matcher.begin(self.rank, dst, x, is_receive=False)
 
-    def start_recv(self, x: np.ndarray, src: int) -> _Parcel:
-        return self._post.begin((src, self.rank), x, is_receive=True)
+    def start_recv(self, x: np.ndarray, src: int) -> _Request:
+        return self._matcher.begin(src, self.rank, x, is_receive=True)
 
-    def until(self, begun: _Parcel) -> Steps:
+    def until(self, begun: _Request) -> Steps:
         while not begun.finished:
             yield
 
 
-# Makes the actor of a position from its number, the size of the group and the post.
-Seat = Callable[[int, int, _Post], Actor]
+# Makes the actor of a position: (position, size of the group, matcher) -> actor.
+MakeActor = Callable[[int, int, _Matcher], Actor]
 
 
-def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], seat: Seat = Actor) -> Ledger:
+def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], make_actor: MakeActor = Actor) -> Ledger:
     """Run one collective on arrays; `arguments[i]` belong to position i, and are written.
 
     Raises:
@@ -81,19 +82,19 @@ def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], seat: Seat =
         DeadlockError: all positions wait for each other.
     """
     check_algorithm("play", algorithm, op)
-    size, post = len(arguments), _Post()
-    actors = [seat(rank, size, post) for rank in range(size)]
-    parts = {i: find(algorithm, op)(actor, *arguments[i]) for i, actor in enumerate(actors)}
-    while parts:
-        before = post.moves, len(parts)
+    size, matcher = len(arguments), _Matcher()
+    actors = [make_actor(rank, size, matcher) for rank in range(size)]
+    running = {i: find(algorithm, op)(actor, *arguments[i]) for i, actor in enumerate(actors)}
+    while running:
+        before = matcher.progress, len(running)
         # One move of each position in turn, so that all proceed at the same pace.
-        for rank, part in tuple(parts.items()):
-            if next(part, StopIteration) is StopIteration:
-                del parts[rank]
+        for rank, generator in tuple(running.items()):
+            if next(generator, StopIteration) is StopIteration:
+                del running[rank]
         # A whole round in which no message was delivered and no position ended: none ever will.
-        if before == (post.moves, len(parts)):
-            told = dict.fromkeys(parts, f"{op} by {algorithm}")
-            raise DeadlockError(f"positions {sorted(parts)} of {size} wait for each other.", waiting=told)
+        if before == (matcher.progress, len(running)):
+            waiting = dict.fromkeys(running, f"{op} by {algorithm}")
+            raise DeadlockError(f"positions {sorted(running)} of {size} wait for each other.", waiting=waiting)
     return Ledger(Entry(actor.rank, "rehearsal", 1, op, algorithm, tuple(actor.traffic)) for actor in actors)
 
 
@@ -104,7 +105,7 @@ def rehearse(
     num_elements: int,
     dtype: Any = np.float32,
     root: int = 0,
-    seat: Seat = Actor,
+    make_actor: MakeActor = Actor,
 ) -> Ledger:
     """Return the ledger of one collective on a vector of zeros: the messages of each rank in each step.
 
@@ -115,7 +116,7 @@ def rehearse(
             reduce_scatter and all_to_all, the result of all_gather and gather, the whole list of scatter.
         dtype: dtype of the elements.
         root: position of the root, for collectives that have one.
-        seat: makes the actor of each position, for callers that watch its messages.
+        make_actor: makes the actor of each position, for callers that watch its messages.
 
     Raises:
         InputError: no such algorithm; or the ranks do not divide a vector that has to be cut evenly.
@@ -145,4 +146,4 @@ def rehearse(
             "all_to_all": (parts, [part.copy() for part in parts]),
         }[op]  # fmt: skip
 
-    return play(algorithm, op, [arguments() for _ in range(num_ranks)], seat)
+    return play(algorithm, op, [arguments() for _ in range(num_ranks)], make_actor)

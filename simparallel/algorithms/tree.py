@@ -26,8 +26,8 @@ TREE = CollectiveAlgorithm("tree", number=3)
 
 def _price_of_broadcast(p: int, number: int) -> Price:
     """Price a binomial tree: rank n sends to n + 2^i for each 2^i below the lowest set bit of n, rank 0 for each i."""
-    told = [i for i in range(depth(p)) if number % 2 ** (i + 1) == 0 and number + 2**i < p]
-    return Price(depth(p), depth(p), len(told))
+    children = [i for i in range(depth(p)) if number % 2 ** (i + 1) == 0 and number + 2**i < p]
+    return Price(depth(p), depth(p), len(children))
 
 
 def _price_of_reduce(p: int, number: int) -> Price:

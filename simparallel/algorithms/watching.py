@@ -10,6 +10,7 @@ import numpy as np
 
 from simparallel.algorithms.reduction import Combine
 from simparallel.algorithms.rehearsal import Actor, play
+from simparallel.base.checks import check_choice
 from simparallel.errors import InputError
 
 # Collectives whose first argument is one flat vector for the input and the result. True: it reduces.
@@ -75,10 +76,10 @@ class Watched:
 
 
 class _Watcher(Actor):
-    """A position that notes its messages, and its vector after each step."""
+    """A position that records its messages, and its vector after each step."""
 
-    def __init__(self, rank: int, size: int, post: Any, x: np.ndarray) -> None:
-        super().__init__(rank, size, post)
+    def __init__(self, rank: int, size: int, matcher: Any, x: np.ndarray) -> None:
+        super().__init__(rank, size, matcher)
         self.messages: list[ChunkMessage] = []
         self.states = [x.copy()]
         self._x = x
@@ -96,7 +97,7 @@ class _Watcher(Actor):
 
 
 def watch(algorithm: str, op: str = "all_reduce", num_ranks: int = 4, root: int = 0) -> Watched:
-    """Run one collective in this thread, and note each message and each rank's vector after each step.
+    """Run one collective in this thread, and record each message and each rank's vector after each step.
 
     Args:
         algorithm: such as "ring", "tree", "halving_doubling", "naive".
@@ -112,8 +113,7 @@ def watch(algorithm: str, op: str = "all_reduce", num_ranks: int = 4, root: int 
         >>> watch("ring", num_ranks=4).counts(3).tolist()
         [[4, 3, 2, 1], [1, 4, 3, 2], [2, 1, 4, 3], [3, 2, 1, 4]]
     """
-    if op not in _WATCHED:
-        raise InputError(f"watch: op={op!r} is not one of {', '.join(_WATCHED)}.")
+    check_choice("watch", "op", op, _WATCHED)
     if not 1 <= num_ranks <= _MOST_RANKS or not 0 <= root < num_ranks:
         raise InputError(
             f"watch: num_ranks={num_ranks} and root={root}; there must be 1 to {_MOST_RANKS} ranks, and the root must "
@@ -129,11 +129,11 @@ def watch(algorithm: str, op: str = "all_reduce", num_ranks: int = 4, root: int 
     rest: tuple[Any, ...] = rooted.get(op, (combine,) if _WATCHED[op] else ())
     watchers: list[_Watcher] = []
 
-    def seat(rank: int, size: int, post: Any) -> _Watcher:
-        watchers.append(_Watcher(rank, size, post, vectors[rank]))
+    def make_actor(rank: int, size: int, matcher: Any) -> _Watcher:
+        watchers.append(_Watcher(rank, size, matcher, vectors[rank]))
         return watchers[-1]
 
-    play(algorithm, op, [(x, *rest) for x in vectors], seat)
+    play(algorithm, op, [(x, *rest) for x in vectors], make_actor)
     for watcher, x in zip(watchers, vectors, strict=True):
         # Some algorithms write their result after the last step.
         watcher.states[-1] = x.copy()

@@ -2,7 +2,7 @@
 
 A graph repeats the operations that the step started on the GPU, on the same memory. Other effects of the step are
 repeated here: the events and clocks of the recorder, the counters of random numbers, the gradients of the leaves, and
-the versions of changed memory. `gpu.capture` refuses effects that cannot be repeated.
+the versions of changed memory. `arrays.cuda.capture` refuses effects that cannot be repeated.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from functools import update_wrapper
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
-
+from simparallel.arrays.captures import captured_step, refuse, running
+from simparallel.arrays.host.windows import scratch
+from simparallel.arrays.seam import device_of
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
-from simparallel.autograd.kernels.windows import scratch
 from simparallel.autograd.op import Op
 from simparallel.autograd.tape import mark_changed, written_since
 from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.tree_map import change_each
-from simparallel.backend import Array, gpu_of, is_array, place, random_state, to_device_like
+from simparallel.backend import Array, is_array, random_state
 from simparallel.base.attributes import setting
 from simparallel.base.checks import check_integer
 from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.errors import CaptureError, InputError
-from simparallel.gpu.capture import Capture, captured_step, refuse, running
-from simparallel.gpu.device import Gpu, current_gpu
 from simparallel.rank_local import RankLocal, per_rank
 
 # Types of the constants that a step reads from global and enclosing scopes, and that its graphs depend on.
@@ -128,7 +126,7 @@ class _Captured:
         return len(self._mine.graphs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        gpu, arguments, is_part = current_gpu(), (args, kwargs), bool(running.step)
+        gpu, arguments, is_part = running.device, (args, kwargs), bool(running.step)
         with captured_step(self.name):
             # A captured step that another one calls becomes part of the other's graph.
             if gpu is None or is_part:
@@ -151,7 +149,7 @@ class _Captured:
         kind.calls[None] = kind.calls.get(None, 0) + 1
         return recorder.at_once() if is_launch else nullcontext()
 
-    def _run(self, gpu: Gpu, key: Any, arguments: Any, inputs: list[Array]) -> Any:
+    def _run(self, gpu: Any, key: Any, arguments: Any, inputs: list[Array]) -> Any:
         """Launch the graph that fits, or run the step itself, or capture it."""
         graphs, kinds = self._mine.graphs, self._mine.kinds
         kind = kinds.setdefault(key, _Kind())
@@ -162,7 +160,7 @@ class _Captured:
         if graph is not None and graph.fits():
             graphs.move_to_end((key, state))
             return graph.launch(inputs)
-        on_gpu = [place(array, gpu.number) for array in inputs]
+        on_gpu = [gpu.home(array, False) for array in inputs]
         seen = _Observer()
         if kind.calls.get(state, 0) < self.warmups:
             args, kwargs = _with_arrays(arguments, on_gpu)
@@ -183,7 +181,7 @@ class _Captured:
         """Refuse GPU arrays outside a run: their stream cannot be captured."""
         inputs: list[Array] = []
         change_each(arguments, lambda item: _add_input(item, inputs))
-        if current_gpu() is None and any(gpu_of(array) is not None for array in inputs):
+        if running.device is None and any(map(device_of, inputs)):
             raise CaptureError(
                 f"{self.name}: the arrays are on a GPU, but no rank runs here whose stream could be captured. Run "
                 "the program with sp.launch(..., array='cupy') or simparallel run --array cupy.",
@@ -349,13 +347,13 @@ class _Graph:
     """A captured step: its graph, the memory that it uses, and its effects on the host.
 
     Args:
-        gpu: the GPU of the rank.
+        gpu: the GPU of the rank, see `captures`.
         seen: the observer of the capture.
     """
 
-    def __init__(self, gpu: Gpu, seen: _Observer) -> None:
+    def __init__(self, gpu: Any, seen: _Observer) -> None:
         self._seen = seen
-        self._capture = Capture(gpu)
+        self._gpu, self._capture = gpu, gpu.new_capture()
         self._recorder = current_recorder()
         self._notes: list[Callable[[], None]] = []
 
@@ -411,7 +409,7 @@ class _Graph:
     def launch(self, arrays: list[Array]) -> Any:
         """Launch the graph with these arguments, repeat the step's effects on the host, and return the result."""
         for own, array in zip(self._inputs, arrays, strict=True):
-            own[...] = to_device_like(array, own) if isinstance(array, np.ndarray) else array
+            own[...] = self._gpu.home(array, False)
         self._capture.launch()
         self._count_draws()
         self._check()

@@ -3,7 +3,8 @@
 from simparallel.autograd.ops.activation import (gelu as gelu, leaky_relu as leaky_relu, silu as silu)
 from simparallel.autograd.ops.along import (cumsum as cumsum, flip as flip, gather as gather, scatter as scatter,
     scatter_add as scatter_add, sort as sort, topk as topk)
-from simparallel.autograd.ops.attention import (scaled_dot_product_attention as scaled_dot_product_attention)
+from simparallel.autograd.ops.attention import (rotary_embedding as rotary_embedding, scaled_dot_product_attention as
+    scaled_dot_product_attention)
 from simparallel.autograd.ops.batch_norm import (batch_norm as batch_norm)
 from simparallel.autograd.ops.bitwise import (bitwise_and as bitwise_and, bitwise_not as bitwise_not, bitwise_or as
     bitwise_or, bitwise_xor as bitwise_xor)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
+from simparallel.arrays.captures import HOOKS, refuse, running
 from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array
-from simparallel.gpu.capture import HOOKS, refuse, running
 
 if TYPE_CHECKING:
     from simparallel.autograd.tensor import Tensor

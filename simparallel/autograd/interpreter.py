@@ -22,10 +22,12 @@ class AbstractInterpreter:
 
     Attributes:
         writes_in_place: `x += y` and `x[i] = y` may write into the memory of x.
+        is_elsewhere: the code under way computes shapes alone, of a part that another rank runs.
         position: number of calls so far, for an interpreter that identifies calls by it; recomputing a part resets
             it to its value at the start of that part.
     """
 
+    is_elsewhere = False
     position = 0
     writes_in_place = True
 

@@ -301,7 +301,7 @@ def check_writable(what: str, x: Any, other: Any, way_out: str) -> None:
             f"{what}: y requires a gradient, which would be lost, because x, of shape {x.shape}, is off the tape; "
             f"{way_out}. Or take y.detach()."
         )
-    if isinstance(x._data, np.ndarray) and not x._data.flags.writeable:
+    if not getattr(x._data.flags, "writeable", True):
         raise InputError(
             f"{what}: the memory of x, of shape {x.shape}, is read-only, like that of expand() or of a parameter "
             "without data yet; use a clone()."

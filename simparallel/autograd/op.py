@@ -19,18 +19,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
 from math import inf, prod
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from simparallel.arrays.host.arrays import HostArrays
+from simparallel.arrays.host.windows import Windows
+from simparallel.arrays.seam import device_of, kernels_of
 from simparallel.autograd.dims import as_dims, as_int, normalize_dims, reduced_dims  # noqa: F401 (for the ops)
 from simparallel.autograd.exchanges import Exchanges
-from simparallel.autograd.kernels.windows import Windows
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device
-from simparallel.backend import Array, get_namespace, gpu_of
+from simparallel.backend import Array, get_namespace
 from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
@@ -106,6 +107,7 @@ class Context:
 
     Attributes:
         xp: numpy or cupy.
+        arrays: the kernels that depend on where the arrays are, such as products, see `arrays.host.arrays`.
         needs: for each input, whether backward wants its gradient.
         accumulate_into: in the backward of an op that `accumulates`, the sum of the contributions of other uses of its
             input, to add to and return; None if there are none yet: return a new array.
@@ -116,14 +118,17 @@ class Context:
         plan: shapes, sizes and work of this call.
     """
 
+    # Values for backward are in `__dict__`, and nothing else.
+    __slots__ = ("__dict__", "__weakref__", "arrays", "needs", "plan", "xp")
+
     accumulate_into: Array | None = None
     grad_buffers: Sequence[Array | None] = ()
     # A class attribute, because it is nearly always FIRST.
     device: Device = FIRST
     layer = ""
 
-    def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
-        self.xp = xp
+    def __init__(self, arrays: HostArrays, needs: tuple[bool, ...], plan: Plan) -> None:
+        self.arrays, self.xp = arrays, arrays.xp
         self.needs = needs
         self.plan = plan
 
@@ -205,7 +210,8 @@ class Op(Shardable, Reversible):
       `simparallel.layout.rule` describes the whole language. Where the rule depends on settings or shapes, define
       `rule_for(*shapes)`.
     - `forward(ctx, *arrays)` returns an array. It stores values for backward on `ctx`, under any name. Call `ctx.xp`
-      instead of `np`, so that it also runs on GPUs.
+      instead of `np`, so that it also runs on GPUs, and `ctx.arrays.matmul` and `ctx.arrays.einsum` for products, which
+      a captured step can then include.
     - `backward(ctx, dy)` returns the gradients of all inputs, in order, None where `ctx.needs[i]` is False.
     - `infer(*specs)` returns shape and dtype of the output where these do not follow from the rule and NumPy's
       promotion; it raises ShapeError or DTypeError for inputs that do not fit. `flops_per_element` is the number
@@ -306,6 +312,13 @@ class Op(Shardable, Reversible):
         """Return the cost of backward in the kernels of today's frameworks: by default by the rule of plain work."""
         return self.work_backward(needs, self.eager_work(plan))
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int] | None:
+        """Return what those kernels keep for backward: inputs, by number, and the bytes of all else.
+
+        None for a forward that keeps what they do.
+        """
+        return None
+
     def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
         """Return the matrix products of forward, or with `needs` of backward; none if their shapes are not known."""
         return ()
@@ -357,7 +370,7 @@ class Op(Shardable, Reversible):
         plan = self._plan(arrays)
         recording = grad_mode.enabled
         needs = tuple(recording and tensor._requires_grad for tensor in inputs)
-        ctx = self.context_type(get_namespace(*arrays), needs, plan)
+        ctx = self.context_type(kernels_of[get_namespace(*arrays)], needs, plan)
         # The class attribute is FIRST already, so only other devices are stored.
         if device is not FIRST:
             device = ctx.device = device or current_device()
@@ -376,7 +389,7 @@ class Op(Shardable, Reversible):
         start_ns = observer.begin(self.name, ctx.plan)
         try:
             y = self.forward(ctx, *arrays)
-            observer.end_forward(self, ctx, y, start_ns)
+            observer.end_forward(self, ctx, arrays, y, start_ns)
         except BaseException:
             observer.abandon()
             raise
@@ -455,19 +468,19 @@ def _inputs_of(op: type[Op]) -> tuple[int, float, str]:
 
 def _check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
     """Raise DeviceMismatchError if some inputs are in host memory and others on a GPU."""
-    gpus = [gpu_of(tensor._data) for tensor in inputs]
-    if None not in gpus or gpus == [None] * len(gpus):
+    devices = [device_of(tensor._data) for tensor in inputs]
+    if None not in devices or devices == [None] * len(devices):
         return
     told = ", ".join(
-        f"input {i} {x.shape} {'in host memory' if gpu is None else f'on cuda:{gpu}'}"
-        for i, (x, gpu) in enumerate(zip(inputs, gpus, strict=True))
+        f"input {i} {x.shape} {f'on {device}' if device else 'in host memory'}"
+        for i, (x, device) in enumerate(zip(inputs, devices, strict=True))
     )
-    on_gpu = next(f"cuda:{gpu}" for gpu in gpus if gpu is not None)
+    on_gpu = next(device for device in devices if device)
     raise DeviceMismatchError(
         f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together first, for "
         f"example with .to('{on_gpu}').",
         op=who,
-        devices=list(dict.fromkeys("host" if gpu is None else f"cuda:{gpu}" for gpu in gpus)),
+        devices=list(dict.fromkeys(str(device or "host") for device in devices)),
     )
 
 

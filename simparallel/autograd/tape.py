@@ -36,12 +36,14 @@ class Reversible:
         accumulates: it has one input, contributes to a part of its gradient, and uses `ctx.accumulate_into`.
         fills_grad_buffers: it uses `ctx.gradient` or `ctx.grad_buffers`.
         is_product: it is a product of its first two inputs: backward reads each only for the gradient of the other.
+        runs_modules: its backward runs code of modules again.
         consumed: what to say where backward arrives a second time.
     """
 
     accumulates = False
     fills_grad_buffers = False
     is_product = False
+    runs_modules = False
     consumed = (
         "the graph behind {op!r} was consumed by an earlier backward; run the forward pass again, or pass "
         "retain_graph=True the first time."
@@ -97,6 +99,8 @@ class Backward:
         calls_hooks: gradients go to `.grad`, and hooks of the leaves are called.
         callbacks: (place, function) to call once it has delivered its last gradient; in the order of the places, and
             for equal ones of registration.
+        unfinished: id of the context of a node -> mesh axes over which the gradient of its result is still to be
+            summed, by the op of the node.
         is_over: it has ended, possibly with an error.
     """
 
@@ -106,6 +110,7 @@ class Backward:
     outer: Backward | None
     calls_hooks: bool
     callbacks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    unfinished: dict[int, tuple[str, ...]] = field(default_factory=dict)
     is_over: bool = False
     # Keys of the gradients in memory that nothing else uses.
     _own: set[int] = field(default_factory=set)
@@ -352,9 +357,11 @@ def _forget(memory: _Memory) -> None:
 
 def _addresses(array: Array) -> tuple[int, int] | None:
     """Return the first address of an array and the one past its end; None if they are unknown."""
-    if not isinstance(array, np.ndarray):
+    # Arrays on a GPU have none.
+    interface = getattr(array, "__array_interface__", None)
+    if interface is None:
         return None
-    first = last = array.__array_interface__["data"][0]
+    first = last = interface["data"][0]
     # A negative stride reaches back from the first element.
     for size, stride in zip(array.shape, array.strides, strict=True):
         step = (size - 1) * stride
@@ -383,7 +390,8 @@ def _check_unchanged(node: Node) -> None:
 
 
 def _may_overlap(a: Array, b: Array) -> bool:
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
+    spans = _addresses(a), _addresses(b)
+    return None not in spans and _overlap(*spans)
 
 
 def _uses(node: Node, i: int) -> bool:

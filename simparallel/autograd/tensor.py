@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from simparallel.arrays.captures import HOOKS, READ, refuse, running
+from simparallel.arrays.host.sums import wider
+from simparallel.arrays.seam import device_of
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
-from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import FUNCTIONS, Size, TensorMethods
 from simparallel.autograd.numpy_functions import TensorNumpy, without_gradient
 from simparallel.autograd.tape import Node, mark_changed, run_backward
 from simparallel.autograd.tensor_html import tensor_html
-from simparallel.backend import DRY_TYPES, Array, get_namespace, gpu_of, has_data, is_array, to_host
+from simparallel.backend import DRY_TYPES, Array, get_namespace, has_data, is_array, to_host
 from simparallel.clock.memory import GRADIENTS, TENSORS
 from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.errors import (
@@ -29,7 +31,6 @@ from simparallel.errors import (
     NonFiniteLossError,
     ShapeError,
 )
-from simparallel.gpu.capture import HOOKS, READ, refuse, running
 from simparallel.machine.devices import FIRST, SIM, Device, current_device
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ class Tensor(TensorMethods, TensorNumpy):
         """Return the state for copies and pickles, without hooks and without the gradient buffer."""
         if self._node is not None:
             raise AutogradError(
-                f"{self.name or 'a tensor'} of shape {self.shape} came from {self._node.op!r} on the tape, which is "
-                "and cannot be copied or pickled: use detach(), or item() for a loss."
+                f"{self.name or 'a tensor'} of shape {self.shape} came from {self._node.op!r}: it is part of the "
+                "autograd graph, and such tensors cannot be copied or pickled; use detach(), or item() for a loss."
             )
         slots: dict[str, Any] = object.__getstate__(self)[1]  # type: ignore[index]
         return None, {**slots, "_hooks": None, "_room": None}
@@ -192,8 +193,7 @@ class Tensor(TensorMethods, TensorNumpy):
     @property
     def device(self) -> Device:
         """The device: "sim:k" for NumPy arrays, "cuda:k" for those of a GPU."""
-        gpu = gpu_of(self._data)
-        return self._device or current_device() if gpu is None else Device("cuda", gpu)
+        return device_of(self._data) or self._device or current_device()
 
     @property
     def is_leaf(self) -> bool:

@@ -96,7 +96,7 @@ def _layer(vectors: Sequence[Array]) -> Array:
 
 
 def tree(vectors: Sequence[Array]) -> Array:
-    """Return T of flat float64 vectors: a new array, or the only vector itself."""
+    """Return T, the Adasum of all these flat float64 vectors: a new array, or the only vector itself."""
     level = list(vectors)
     while len(level) > 1:
         # An odd vector at the end has no partner and moves up unchanged.
@@ -129,7 +129,7 @@ def segments(layers: Layers, part: slice) -> Iterator[Segment]:
 
 
 def pair(a: Array, b: Array) -> Array:
-    """Return A(a, b) of flat float64 vectors; bitwise equal to A(b, a)."""
+    """Return A(a, b), the Adasum of two flat float64 vectors; bitwise equal to A(b, a)."""
     found = moments(a, b)
     if is_safe(found):
         first, second = coefficients(found)

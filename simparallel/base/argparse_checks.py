@@ -11,7 +11,7 @@ from typing import Any
 from simparallel.base.names import did_you_mean
 from simparallel.errors import InputError, RunFailedError, SimParallelError
 
-# What is written elsewhere -> our word for it.
+# Options that similar tools have -> ours, for the hint.
 _OTHER_WORDS = {
     "--device": "--cluster", "--np": "-n", "--png": "--picture", "--save": "--out", "-o": "--out", "--trace": "--out",
 }  # fmt: skip
@@ -52,18 +52,20 @@ def names(text: str) -> list[str]:
 
 def numbers(text: str) -> list[int]:
     """Parse integers between commas: "2,4,8" -> [2, 4, 8]."""
-    return [_whole(name) for name in names(text)]
+    return [_integer(name) for name in names(text)]
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; write 2,4,8") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an integer; write integers between commas, such as 2,4,8"
+        ) from None
 
 
 def at_least_one(**options: int | None) -> None:
-    """Check that numbers are at least 1: `at_least_one(epochs=0)` raises "--epochs 0: at least 1 is needed.".
+    """Check that numbers are at least 1: `at_least_one(epochs=0)` raises "--epochs 0: must be at least 1.".
 
     None means that the option was not given.
 
@@ -75,15 +77,15 @@ def at_least_one(**options: int | None) -> None:
             raise InputError(f"{flag(name)} {value}: must be at least 1.")
 
 
-def positive(*, endless: bool = False, **options: float) -> None:
-    """Check that numbers are above 0 and finite; with `endless` infinity is allowed, too.
+def positive(*, allow_infinity: bool = False, **options: float) -> None:
+    """Check that numbers are above 0 and finite; with `allow_infinity`, inf is, too.
 
     Raises:
         InputError: a number is not above 0, or not finite.
     """
     for name, value in options.items():
-        if not value > 0 or not (endless or isfinite(value)):
-            more = " (inf for no limit)" if endless else ""
+        if not value > 0 or not (allow_infinity or isfinite(value)):
+            more = " (inf for no limit)" if allow_infinity else ""
             raise InputError(f"{flag(name)} {value:g}: must be a number above 0{more}.")
 
 
@@ -110,6 +112,6 @@ def exit_code(command: Callable[[], int]) -> int:
         return 2
     except KeyboardInterrupt as error:
         # 130 is the shell's code for a process that SIGINT ended.
-        told = ["simparallel: interrupted; all ranks were stopped.", *getattr(error, "__notes__", ())]
-        print("\n".join(told), file=sys.stderr)
+        lines = ["simparallel: interrupted; all ranks were stopped.", *getattr(error, "__notes__", ())]
+        print("\n".join(lines), file=sys.stderr)
         return 130

@@ -125,12 +125,12 @@ def has_small_kernel() -> bool:
     return name.startswith("openblas") and processor in _SMALL_KERNELS
 
 
-def bound() -> str:
-    """Return a note if a variable keeps OpenBLAS from choosing its kernels; "" otherwise."""
+def kernel_override() -> str:
+    """Return a note if an environment variable chooses OpenBLAS's kernels; "" otherwise."""
     chosen = os.environ.get(CORE_VARIABLE)
     if not chosen:
         return ""
     return (
-        f"{CORE_VARIABLE}={chosen} binds NumPy's matrix products to kernels for that processor; PyTorch, which has "
-        f"a BLAS of its own, is not bound by it. To do without: env -u {CORE_VARIABLE}"
+        f"{CORE_VARIABLE}={chosen} makes NumPy's OpenBLAS use its kernels for that processor; PyTorch, which has "
+        f"a BLAS of its own, ignores it. To let OpenBLAS choose: env -u {CORE_VARIABLE}"
     )

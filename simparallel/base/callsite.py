@@ -70,8 +70,8 @@ def user_line(libraries: tuple[str, ...] = ()) -> str:
         frame = frame.f_back
     if (frame := frame or first) is None:
         return ""
-    told = place(frame.f_code.co_filename, frame.f_lineno)
-    return told if told.startswith("cell ") else os.path.basename(told)
+    text = place(frame.f_code.co_filename, frame.f_lineno)
+    return text if text.startswith("cell ") else os.path.basename(text)
 
 
 def user_level() -> int:

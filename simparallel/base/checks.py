@@ -36,13 +36,14 @@ def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not is_number or not low <= value < below:
         kind = "a finite number" if below == math.inf else f"a number below {below:g}"
-        raise InputError(f"{who}: {name}={value!r} must be {kind} and at least {low:g}.")
+        hint = "" if is_number or not hasattr(value, "item") else "; use item()"
+        raise InputError(f"{who}: {name}={value!r} must be {kind} and at least {low:g}{hint}.")
 
 
 def check_choice(who: str, name: str, value: Any, known: Collection[str]) -> None:
     """Raise InputError unless `value` is one of the known names."""
     if value not in known:
-        raise InputError(f"{who}: {name}={value!r}, choose from {', '.join(known)}.")
+        raise InputError(f"{who}: {name}={value!r} is not one of {', '.join(known)}.", field=name)
 
 
 def check_flags(who: str, group: Any, names: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 from simparallel.rank_local import RankLocal
 
-# Such arrays take address space; the allocator of others is faster.
+# From this size on, an array is address space of its own; NumPy's allocator is faster for smaller ones.
 _LARGE_BYTES = 1 << 20
 
 
@@ -572,8 +572,8 @@ def _einsum(subscripts: str, *operands: Any, out: Any = None, **settings: Any) -
     shape = (*(sizes[c] for c in head), *(batch if dots else ()), *(sizes[c] for c in tail))
     dtype = np.result_type(*(x.dtype for x in operands))
     operands = tuple(x._array if isinstance(x, DryScalar) else x for x in operands)
-    looks = tuple((x.shape, x.strides) for x in operands)
-    strides, is_view = _einsum_order(subscripts, looks, settings.get("optimize", False))
+    layouts = tuple((x.shape, x.strides) for x in operands)
+    strides, is_view = _einsum_order(subscripts, layouts, settings.get("optimize", False))
     if strides is None:
         return DryScalar(dtype)
     made = _ordered(shape, strides, dtype)
@@ -581,12 +581,12 @@ def _einsum(subscripts: str, *operands: Any, out: Any = None, **settings: Any) -
 
 
 @lru_cache(maxsize=4096)
-def _einsum_order(subscripts: str, looks: tuple[Any, ...], optimize: Any) -> tuple[tuple[int, ...] | None, bool]:
+def _einsum_order(subscripts: str, layouts: tuple[Any, ...], optimize: Any) -> tuple[tuple[int, ...] | None, bool]:
     """Return the strides of an einsum of small arrays, None for a scalar; and whether the result is a view."""
     if optimize:
-        whole = [np.broadcast_to(np.uint8(0), shape) for shape, _ in looks]
+        whole = [np.broadcast_to(np.uint8(0), shape) for shape, _ in layouts]
         optimize = np.einsum_path(subscripts, *whole, optimize=optimize)[0]
-    small = [_plain(_ordered(tuple(min(n, 2) for n in shape), strides, np.uint8)) for shape, strides in looks]
+    small = [_plain(_ordered(tuple(min(n, 2) for n in shape), strides, np.uint8)) for shape, strides in layouts]
     found = np.einsum(subscripts, *small, optimize=optimize)
     return found.strides if isinstance(found, np.ndarray) else None, found.base is not None
 

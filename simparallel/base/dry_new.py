@@ -1,8 +1,8 @@
 """New arrays of a dry run: of parameters, and of numbers that are unknown, as in `np.array([loss.item()])`.
 
-NumPy asks a number for its value, and there is no value that would not hide that it is unknown. NumPy has no protocol
-for its functions that make arrays, so two of them are replaced while there are dry runs; on all other threads they do
-what they always do.
+NumPy would convert an unknown number to a float, and any float, NaN included, would hide that it is unknown. NumPy's
+dispatch protocols do not cover `np.array` and `np.asarray` of a list, so both are patched while there are dry runs; on
+all other threads they do what they always do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def uninitialized(shape: Any, dtype: Any) -> np.ndarray:
 
 @contextmanager
 def unknown_numbers() -> Iterator[None]:
-    """Let NumPy make arrays without data of unknown numbers inside the block, on threads of ranks of a dry run."""
+    """Inside the block, make `np.array` of unknown numbers an array without data, on threads of ranks of a dry run."""
 
     def count(change: int) -> None:
         with _runs_lock:

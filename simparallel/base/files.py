@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
-from simparallel.base.system import BINARY, CLOSE_ON_EXEC, NO_FOLLOW, NO_WAITING, read_at
+from simparallel.base.system import BINARY, CLOSE_ON_EXEC, NO_FOLLOW, NON_BLOCKING, read_at
 from simparallel.errors import InputError
 
 T = TypeVar("T")
@@ -163,8 +163,8 @@ def write_atomically(
 
 def _write_through(path: Path, pieces: Iterable[Any]) -> None:
     """Write to a device or a pipe; OSError for a pipe that nobody reads."""
-    descriptor = os.open(path, os.O_WRONLY | BINARY | CLOSE_ON_EXEC | NO_WAITING)
-    if NO_WAITING:
+    descriptor = os.open(path, os.O_WRONLY | BINARY | CLOSE_ON_EXEC | NON_BLOCKING)
+    if NON_BLOCKING:
         # Only opening must not wait: a write does while the pipe is full.
         os.set_blocking(descriptor, True)
     with open(descriptor, "wb") as file:
@@ -213,7 +213,7 @@ def open_file(path: str | os.PathLike[str], *, links: bool = True) -> BinaryIO:
     Raises:
         OSError: the file is missing, cannot be read, or is not a regular file.
     """
-    more = NO_WAITING if links else NO_WAITING | NO_FOLLOW
+    more = NON_BLOCKING if links else NON_BLOCKING | NO_FOLLOW
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115 (returned)
     except ValueError as error:
@@ -277,7 +277,7 @@ def parse_json(text: str, read: Callable[[Any], T]) -> T:
 
 def no_constant(name: str) -> NoReturn:
     """Refuse NaN and Infinity, for `json.loads(…, parse_constant=no_constant)`."""
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def read_into(descriptor: int, offset: int, buffer: Any) -> int:

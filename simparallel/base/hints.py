@@ -20,7 +20,7 @@ FRONTS = ("mindspore", "torch")
 PAGE = "docs/not_here.md"
 _FRONTS = "simparallel.compat."
 # The modules with public names, and where these are defined.
-_ROOMS = {
+_MODULES = {
     **{name: name for name in ("", "nn", "nn.init", "optim", "optim.schedules", "data", "parallel", "train", "models")},
     **{name: name for name in ("view", "testing", "errors")},
     "functions": "autograd.functions", "cluster": "machine.cluster", "ops": "ops",
@@ -29,7 +29,7 @@ _ROOMS = {
 
 @cache
 def _table() -> tuple[dict[str, str], dict[str, str]]:
-    """Return names of other packages that are elsewhere here, and patterns of names of missing features: answers."""
+    """Return {name in another package: its name here}, and {pattern of names: answer} for missing features."""
     table = loads(Path(__file__).with_name("names_elsewhere.json").read_text("utf-8"))
     here = {name: answer for answer, names in table["here"].items() for name in names.split()}
     return here, {name: answer for answer, names in table["missing"].items() for name in names.split()}
@@ -42,18 +42,18 @@ class Answer:
         owner: what lacks the name: a module, given by its name, or an object.
         name: the missing name.
         imports: whether to import the modules in which the name may be; else imported ones are searched.
-        told: beginning of the message.
+        message: its beginning; by default that the attribute does not exist.
         prefix: of this name in the table; with one, only names of the owner itself are similar.
     """
 
-    def __init__(self, owner: Any, name: str, imports: bool = False, told: str = "", prefix: str = "") -> None:
+    def __init__(self, owner: Any, name: str, imports: bool = False, message: str = "", prefix: str = "") -> None:
         self.owner, self.name, self.imports, self.prefix = owner, name, imports, prefix
         shown = f"module {_shown(owner)!r}" if isinstance(owner, str) else f"{type(owner).__name__!r} object"
-        self.told = told or f"{shown} has no attribute {name!r}"
+        self.message = message or f"{shown} has no attribute {name!r}"
 
     def __str__(self) -> str:
         # Tools probe for names such as __wrapped__.
-        return self.told if self.name.startswith("_") else f"{self.told}{self._answer()}"
+        return self.message if self.name.startswith("_") else f"{self.message}{self._answer()}"
 
     __repr__ = __str__
 
@@ -89,14 +89,14 @@ class Answer:
                 found += [
                     (key, f"{_shown(module)}.{key}") for key, value in vars(sys.modules[module]).items() if _ours(value)
                 ]
-        for public, place in _ROOMS.items():
+        for public, place in _MODULES.items():
             public, module = (f"simparallel.{name}".rstrip(".") for name in (public, place))
             try:
-                room = import_module(module) if self.imports else sys.modules.get(module)
+                found_in = import_module(module) if self.imports else sys.modules.get(module)
             except ImportError:
                 # It needs a package that is not installed, or the message is shown in the middle of an import.
                 continue
-            found += [(name, f"{public}.{name}") for name in _public(room)]
+            found += [(name, f"{public}.{name}") for name in _public(found_in)]
         return dict(reversed(found))
 
 
@@ -145,8 +145,8 @@ def answer_unknown_names(module: str, find: Callable[[str], Any] | None = None, 
         caller = sys._getframe(1)
         # Python replaces an AttributeError by an ImportError without a hint.
         if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
-            told = f"cannot import name {name!r} from {_shown(module)!r}"
-            raise ImportError(Answer(module, name, imports, told), name=_shown(module))
+            message = f"cannot import name {name!r} from {_shown(module)!r}"
+            raise ImportError(Answer(module, name, imports, message), name=_shown(module))
         raise AttributeError(Answer(module, name, imports), name=name)
 
     vars(sys.modules[module]).setdefault("__getattr__", __getattr__)

@@ -41,22 +41,22 @@ def table(
             colour = (colours or {}).get((i, j))
             style = "text-align: left;" * left
             style += f"background: {colour}; color: black; text-align: center;" if colour else ""
-            cells.append(f"<{tag}{f' style={style!r}' if style else ''}>{shown(text)}</{tag}>")
+            cells.append(f"<{tag}{f' style={style!r}' if style else ''}>{escaped(text)}</{tag}>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    above = f"<p><b>{shown(title)}</b></p>" if title else ""
-    below = f"<small>{'<br>'.join(map(shown, notes))}</small>" if notes else ""
+    above = f"<p><b>{escaped(title)}</b></p>" if title else ""
+    below = f"<small>{'<br>'.join(map(escaped, notes))}</small>" if notes else ""
     body = f"<table>{''.join(lines)}</table>" if lines else ""
     return f"{above}{body}{below}"
 
 
-def shown(text: str) -> str:
-    """Return a text for HTML."""
+def escaped(text: str) -> str:
+    """Escape a text for HTML, and its control characters."""
     return escape(printable(text))
 
 
 def frame(page: str, height: int, title: str) -> str:
     """Return a frame with a whole page in it, which keeps its styles and scripts apart from the notebook's."""
     return (
-        f'<iframe title="{shown(title)}" srcdoc="{escape(page)}" sandbox="allow-scripts" loading="lazy" '
+        f'<iframe title="{escaped(title)}" srcdoc="{escape(page)}" sandbox="allow-scripts" loading="lazy" '
         f'style="width: 100%; height: {height}px; border: 1px solid #d5dae0; border-radius: 6px"></iframe>'
     )

@@ -16,13 +16,13 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else repr(c)[1:-1] for c in text)
 
 
-def find(known: Mapping[str, T], name: str, room: str, kind: str) -> T:
+def find(known: Mapping[str, T], name: str, module: str, kind: str) -> T:
     """Return the value of a name.
 
     Args:
         known: name -> value.
         name: the name.
-        room: module of `names()`, which lists them, for the error.
+        module: name of the module whose `names()` lists them, for the error.
         kind: word for one of them, such as "exercise", for the error.
 
     Raises:
@@ -31,13 +31,13 @@ def find(known: Mapping[str, T], name: str, room: str, kind: str) -> T:
     if name in known:
         return known[name]
     hint = did_you_mean(str(name), known)
-    raise UnknownNameError(f"{room}: there is no {kind} {name!r}.{hint} {room}.names() lists all {len(known)}.")
+    raise UnknownNameError(f"{module}: there is no {kind} {name!r}.{hint} {module}.names() lists all {len(known)}.")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean x or y?" for the known names near to `name`, to be appended to an error; "" for none.
+    """Return " Did you mean x or y?" for the known names similar to `name`, to be appended to an error; "" for none.
 
-    Near are names that contain it or that it contains, such as dgx-h100 for h100; without one, those spelt alike.
+    Similar are names that contain it or that it contains, such as dgx-h100 for h100; without one, those spelt alike.
     """
     plain: dict[str, str] = {}
     for word in known:

@@ -19,7 +19,7 @@ from typing import IO
 # Flags of os.open, 0 on systems that lack them.
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) or getattr(os, "O_NOINHERIT", 0)
-NO_WAITING = getattr(os, "O_NONBLOCK", 0)
+NON_BLOCKING = getattr(os, "O_NONBLOCK", 0)
 BINARY = getattr(os, "O_BINARY", 0)
 
 # Windows has no SIGKILL; there SIGTERM ends a process at once, too.

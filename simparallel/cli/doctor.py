@@ -75,8 +75,8 @@ def _system() -> Iterator[CheckResult]:
     text = f"{usable} of {cores} usable" + ("" if limit is None else f", limited to {limit:g} by the control group")
     yield CheckResult("cores", OK, f"{text}; ranks beyond that take turns")
     name, core = blas.core()
-    text, bound = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.bound()
-    yield CheckResult("blas", FALLBACK, f"{text}; {bound}") if bound else CheckResult("blas", OK, text)
+    text, override = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.kernel_override()
+    yield CheckResult("blas", FALLBACK, f"{text}; {override}") if override else CheckResult("blas", OK, text)
 
 
 def cpu_limit() -> float | None:
@@ -183,7 +183,7 @@ def _launcher() -> CheckResult:
         found = identify(os.environ)
     except SimParallelError as error:
         return CheckResult("launcher", FALLBACK, f"sp.init() refuses this process: {str(error).removeprefix('init: ')}")
-    return CheckResult("launcher", OK, f"rank {found.rank} of {found.world_size or 'several'} by {found.told_by}")
+    return CheckResult("launcher", OK, f"rank {found.rank} of {found.world_size or 'several'} by {found.source}")
 
 
 def _version(*distributions: str) -> str:

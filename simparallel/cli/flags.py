@@ -49,10 +49,10 @@ def add(command: argparse.ArgumentParser, name: str, *also: str, underscores: bo
     command.add_argument(*dict.fromkeys(words), **{**FLAGS.get(name, {}), **settings})
 
 
-def add_script(command: argparse.ArgumentParser, told: str) -> None:
-    """Add the script and its arguments, which are the last; `told` is the help for the script."""
+def add_script(command: argparse.ArgumentParser, script_help: str) -> None:
+    """Add the script and its arguments, which come last."""
     add(command, "module")
-    command.add_argument("script", help=told)
+    command.add_argument("script", help=script_help)
     rest = command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
     # Otherwise argparse asks for the arguments, too, when SCRIPT is missing.
     rest.required = False

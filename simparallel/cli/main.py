@@ -26,8 +26,8 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="simparallel", description="Distributed deep-learning training on one laptop.")
     top.add_argument("--version", action="version", version=f"simparallel {sp.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (told, add_arguments, _) in _COMMANDS.items():
-        add_arguments(commands.add_parser(name, help=told))
+    for name, (summary, add_arguments, _) in _COMMANDS.items():
+        add_arguments(commands.add_parser(name, help=summary))
     return top
 
 

@@ -75,8 +75,8 @@ def main(options: argparse.Namespace) -> int:
         raise InputError("plan: name a model of simparallel.models or a script, or pass --config.")
     plans = _of_model(options, cluster) if options.what in MODELS else _of_script(options, cluster)
     if options.json:
-        told = [plan.to_dict() for plan in plans]
-        print(json.dumps(told if len(told) > 1 else told[0], indent=1))
+        dicts = [plan.to_dict() for plan in plans]
+        print(json.dumps(dicts if len(dicts) > 1 else dicts[0], indent=1))
     if options.front and not options.json:
         print(_front(plans))
     for number, plan in enumerate(plans, 1):
@@ -103,8 +103,8 @@ def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
         else:
             plans = [plan_graph(graph, cluster, settings, progress, split)]
     if not options.json:
-        told = f"{options.what}: a training step on {batch} samples of shape {known.sample}"
-        print(f"{told}, cross-entropy, {type(step.optimizer).__name__}")
+        step_text = f"{options.what}: a training step on {batch} samples of shape {known.sample}"
+        print(f"{step_text}, cross-entropy, {type(step.optimizer).__name__}")
     return plans
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from simparallel.base.argparse_checks import at_least_one, flag
 from simparallel.base.files import write_atomically
@@ -15,6 +16,9 @@ from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.simulate.config import read_config
 from simparallel.simulate.prediction import DTYPES, Sharded, TransformerPrediction
+
+if TYPE_CHECKING:
+    from simparallel.search.transformer_check import TransformerCheck
 
 _NOT_HERE = ("method", "front", "all_ops", "picture", "explain", "batch_size", "arguments", "what")
 
@@ -28,6 +32,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--length", type=int, metavar="N", help="a config: tokens of a sequence (default: 4096 at most)"
     )
+    command.add_argument(
+        "--check", action="store_true", help="a config: dry-run the best plan that the runtime can run"
+    )
     command.add_argument("--dtype", choices=DTYPES, help="a config: type of activations (default bfloat16)")
 
 
@@ -38,7 +45,9 @@ def main(options: argparse.Namespace, cluster: ClusterSpec, progress: Callable[[
         InputError: no such model, or an option that does not go with it.
         SearchError: no plan fits into the memory.
     """
+    from simparallel.search.transformer_check import check_dtype, check_plan
     from simparallel.search.transformer_plans import transformer_plans
+    from simparallel.simulate.program import runnable
 
     for name in _NOT_HERE:
         if getattr(options, name):
@@ -47,17 +56,37 @@ def main(options: argparse.Namespace, cluster: ClusterSpec, progress: Callable[[
             )
     batch = 4 * cluster.world_size if options.global_batch is None else options.global_batch
     at_least_one(global_batch=batch, length=options.length)
-    shape = read_config(options.config, options.length)
-    plans = transformer_plans(shape, cluster, batch, options.dtype or "bfloat16", progress=progress)
-    told = [_told(plan) for plan in plans]
+    shape, dtype = read_config(options.config, options.length), options.dtype or "bfloat16"
+    if options.check:
+        check_dtype(dtype)
+    plans = transformer_plans(shape, cluster, batch, dtype, progress=progress)
+    dicts = [_to_dict(plan) for plan in plans]
     if options.out:
-        write_atomically(options.out, json.dumps(told, indent=1).encode())
-    print(json.dumps(told, indent=1) if options.json else _text(plans, options.config))
+        write_atomically(options.out, json.dumps(dicts, indent=1).encode())
+    print(json.dumps(dicts, indent=1) if options.json else _text(plans, options.config))
     if options.out and not options.json:
         print(f"written: {options.out}")
+    if options.check:
+        best = transformer_plans(shape, cluster, batch, dtype, 1, progress, runnable)[0]
+        print(_compared(best, check_plan(best.plan, cluster, best.schedule)), file=sys.stderr if options.json else None)
 
 
-def _told(predicted: TransformerPrediction) -> dict[str, Any]:
+def _compared(best: TransformerPrediction, found: TransformerCheck) -> str:
+    """Return the plan that was run, and how far the closed form is from the dry run."""
+    plan = found.plan
+    fewer = f", with {plan.num_micro_batches} of {best.plan.num_micro_batches} micro-batches"
+    return (
+        f"check: the best plan that the runtime can run, tensor {plan.tensor} x data {plan.data} x pipeline "
+        f"{plan.pipeline}" + f" x {plan.chunks}" * (plan.chunks > 1) + f", {best.schedule}, micro-batch "
+        f"{plan.micro_batch}, recompute {plan.recompute}: {format_seconds(best.step_time_s)} a step\n"
+        f"dry run{fewer * (plan.num_micro_batches < best.plan.num_micro_batches)}: {format_seconds(found.dry_s)}, "
+        f"{format_bytes(found.dry_bytes)}; closed form: {format_seconds(found.closed_s)} "
+        f"({found.closed_s / found.dry_s - 1:+.1%}), {format_bytes(found.closed_bytes)} "
+        f"({found.closed_bytes / found.dry_bytes - 1:+.1%})"
+    )
+
+
+def _to_dict(predicted: TransformerPrediction) -> dict[str, Any]:
     """Return a plan by the arguments of `predict_transformer`, and what it predicts."""
     plan = predicted.plan
     return {

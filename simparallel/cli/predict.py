@@ -83,8 +83,8 @@ def _tell(prediction: Prediction, options: argparse.Namespace) -> None:
 
     if options.json:
         numbers = ("step_time_s", "makespan_s", "peak_bytes", "capacity_bytes", "fits")
-        told = {name: getattr(prediction, name) for name in numbers}
-        print(json.dumps({**told, "ranks": prediction.summary()}, indent=1))
+        values = {name: getattr(prediction, name) for name in numbers}
+        print(json.dumps({**values, "ranks": prediction.summary()}, indent=1))
     else:
         print(prediction.table())
     if options.out:

@@ -194,10 +194,10 @@ def request(options: argparse.Namespace) -> Request:
         InputError: options are out of range or contradict each other.
         RankTableError: the rank table breaks a rule.
     """
-    positive(timeout=options.timeout, endless=True)
+    positive(timeout=options.timeout, allow_infinity=True)
     at_least_one(devices_per_rank=options.devices_per_rank)
     if options.start_timeout is not None:
-        positive(cluster_time_out=options.start_timeout, endless=True)
+        positive(cluster_time_out=options.start_timeout, allow_infinity=True)
     table = None if options.rank_table is None else load(options.rank_table)
     # A chained comparison: none of the three is given.
     if options.world_size is options.nodes is table is None:
@@ -259,7 +259,7 @@ def _node(options: argparse.Namespace, nodes: int) -> int | None:
             f"--nnodes {max(2, node + 1)}. (A tutorial of PyTorch prints --nnodes=1 for both of its nodes; it means 2.)"
         )
     if not 0 <= node < nodes:
-        raise InputError(f"--node-rank {node}: with {nodes} nodes the last is {nodes - 1}.")
+        raise InputError(f"--node-rank {node} must be in 0 … {nodes - 1} with --nnodes {nodes}.")
     # Node 0 may be given: its command then starts the whole job, with a note.
     if node and options.transport == "mpi":
         raise InputError(
@@ -312,12 +312,12 @@ def _numbers(
 ) -> tuple[int, int]:
     """Return (nodes, world size); derive missing numbers from the others."""
     if table is not None:
-        told = f"{table.path} has {table.world_size} devices on {len(table.servers)} servers"
+        counts = f"{table.path} has {table.world_size} devices on {len(table.servers)} servers"
         sizes = {len(server.devices) for server in table.servers}
         if world_size not in (None, table.world_size) or nodes not in (None, len(table.servers)):
-            raise InputError(f"{told}; leave out other numbers of devices and nodes.")
+            raise InputError(f"{counts}; leave out other numbers of devices and nodes.")
         if per_node is not None and sizes != {per_node}:
-            raise InputError(f"{told}, not {per_node} on each; leave --nproc-per-node out.")
+            raise InputError(f"{counts}, not {per_node} on each; leave --nproc-per-node out.")
         return len(table.servers), table.world_size
     at_least_one(n=world_size, nodes=nodes, nproc_per_node=per_node)
     if nodes is None:

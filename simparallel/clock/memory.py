@@ -8,6 +8,7 @@ as a batch that was just loaded, are counted only if the device has a limit.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from simparallel.backend import DRY_TYPES
@@ -168,6 +169,13 @@ class MemoryAccount:
         if self.total > self.peak:
             self.peak = self.total
             self.at_peak.update(self.live)
+
+    def hold_scratch(self, array: Any) -> None:
+        """Count a work array that this package's kernels use from call to call."""
+        self.hold(array, BUFFERS)
+
+    def keep(self, owner: Any, arrays: Iterable[Any]) -> None:
+        """Note that `owner` needs these arrays; here they count as long as they exist."""
 
     def follow(self, before: Any, after: Any) -> None:
         """Count `after`, which replaces `before`, in the same category; if `before` is not counted, do nothing."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
 from math import prod
 from time import perf_counter_ns
-from types import ModuleType, NoneType
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op, Plan
 
 # The types of most values that ops keep for backward; a lookup here costs less than a call of `is_array`.
-_NO_ARRAYS = frozenset((ModuleType, tuple, bool, int, float, str, np.dtype, NoneType))
+_NO_ARRAYS = frozenset((tuple, bool, int, float, str, np.dtype, NoneType))
 
 
 # The price of work: time on the device [ps], flops, bytes, and the time that the interpreter takes to start it [ps].
@@ -98,7 +98,7 @@ class NullObserver:
     def begin(self, name: str, plan: Plan | None = None) -> int:
         return 0
 
-    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+    def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
         pass
 
     def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
@@ -442,12 +442,12 @@ class Recorder:
     def abandon(self) -> None:
         """End a computation that has failed, without an event."""
 
-    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+    def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
         """Note the forward of an op; count y, and the arrays that the op keeps for backward, until they are freed."""
         plan = ctx.plan
         for value in (y, *ctx.__dict__.values()):
             kind = type(value)
-            if kind is np.ndarray or (kind not in _NO_ARRAYS and value is not plan and is_array(value)):
+            if kind is np.ndarray or (kind not in _NO_ARRAYS and is_array(value)):
                 self.memory.hold(value, ACTIVATIONS)
         price = self.prices.get(plan)
         if price is None:
@@ -599,6 +599,17 @@ class Recorder:
     def recorded(self) -> Recorded:
         """Return the kept events of all devices of the rank, and the totals of all events if some were dropped."""
         return self._recording.recorded()
+
+    def settle(self) -> None:
+        """Wait for the operations that have been started, so that their times are known."""
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Limit the memory of the first device from now on.
+
+        Raises:
+            DeviceOutOfMemoryError: the device already holds more; the limit is unchanged.
+        """
+        self.memory.limit_to(limit_bytes)
 
     def memory_summary(self) -> dict[str, Any]:
         """Return the memory summary of the first device, with name -> summary of every device under "devices"."""

@@ -19,13 +19,13 @@ from simparallel.backend import to_host
 from simparallel.clock.recorder import current_recorder
 from simparallel.collectives.host_copy import (
     array_of,
-    check_off_the_tape,
+    check_needs_no_gradient,
     filled,
     in_place,
     into,
     new,
+    reduce_list,
     stays_on_gpu,
-    together,
 )
 from simparallel.comm import Communicator, Group, current
 from simparallel.comm.collective import COLLECTIVES
@@ -53,7 +53,7 @@ def _public(
         out = kwargs.pop("out", None) if has_out else None
         if of_list is not None and isinstance(x, (list, tuple)):
             return of_list(x, out, *args, **kwargs)
-        arguments = signature.bind(communicator, x, *args, **kwargs).arguments if communicator.gpu else {}
+        arguments = signature.bind(communicator, x, *args, **kwargs).arguments if communicator.media else {}
         on_gpu = stays_on_gpu(name, arguments, x, out)
         if out is not None:
             return into(name, x, out, lambda a, b: communicate(a, *args, out=b, **kwargs), on_gpu=on_gpu)
@@ -70,7 +70,7 @@ def _named(call: Callable[..., Any], name: str, method: Callable[..., Any]) -> C
     return call
 
 
-all_reduce = _public(Communicator.all_reduce, of_list=together)
+all_reduce = _public(Communicator.all_reduce, of_list=reduce_list)
 broadcast = _public(Communicator.broadcast)
 reduce = _public(Communicator.reduce)
 all_gather = _public(Communicator.all_gather)
@@ -104,13 +104,13 @@ def scatter(arrays: Sequence[Any] | None = None, *args: Any, out: Any = None, **
     if out is not None:
         return filled("scatter", out, lambda b: current().scatter(parts, *args, out=b, **kwargs))
     for part in arrays or ():
-        check_off_the_tape("scatter", part)
+        check_needs_no_gradient("scatter", part)
     result = current().scatter(parts, *args, **kwargs)
-    return result.then(_at_home) if isinstance(result, Work) else _at_home(result)
+    return result.then(_on_home_device) if isinstance(result, Work) else _on_home_device(result)
 
 
-def _at_home(array: np.ndarray) -> Any:
-    """Return the array where the run puts new arrays (`Recorder.home`): only the root knows where the parts were."""
+def _on_home_device(array: np.ndarray) -> Any:
+    """Move the array to where the run puts new arrays (`Recorder.home`): only the root knows where the parts were."""
     recorder = current_recorder()
     return array if recorder is None or recorder.home is None else recorder.home(array, False)
 

@@ -39,7 +39,7 @@ Move = Callable[[Array], Array]
 
 
 class _Collective(Reversible):
-    """The op of a collective on the tape; also its own `ctx`."""
+    """The op of a collective in the autograd graph; also its own `ctx`."""
 
     def __init__(self, name: str, adjoint: Move, device: Any, needs: tuple[bool, ...]) -> None:
         self._name, self._adjoint, self._device, self.needs = name, adjoint, device, needs
@@ -63,13 +63,13 @@ def _communicate(purpose: str, move: Move, x: Array, device: Any) -> Array:
 
 
 def _call(name: str, x: Any, forward: Move, adjoint: Move) -> Tensor:
-    """Run `forward(x)`, and record it on the tape if x needs a gradient."""
+    """Run `forward(x)`, and record it in the autograd graph if x needs a gradient."""
     x = _plain(name, x)
     return _run(name, (x,), grad_mode.enabled and x.requires_grad, forward, adjoint)
 
 
 def _run(name: str, inputs: tuple[Tensor, ...], is_recorded: bool, forward: Move, adjoint: Move) -> Tensor:
-    """Run `forward` on the data of the input, if this rank has one; only a floating-point result is on the tape."""
+    """Run `forward` on the data of the input, if this rank has one; only a floating-point result gets a node."""
     device = inputs[0]._device if inputs else None
     # With and without a gradient are different calls, because only one of them has a backward to match.
     purpose = f"functions.{name} {'with' if is_recorded else 'without'} a gradient"
@@ -180,7 +180,7 @@ def reduce_scatter(
 
     def adjoint(dy: Array) -> Array:
         uneven = input_splits is not None
-        return _shared(op, group, api.all_gather(dy, dim, group, algorithm=algorithm, uneven=uneven))
+        return _mean_share(op, group, api.all_gather(dy, dim, group, algorithm=algorithm, uneven=uneven))
 
     def forward(a: Array) -> Array:
         return api.reduce_scatter(a, dim, op, group, algorithm=algorithm, input_splits=input_splits)
@@ -243,7 +243,7 @@ def broadcast(x: Any, src: int = 0, group: Group | None = None, algorithm: str |
 
     def adjoint(dy: Array) -> Array:
         # Only the values of `src` were used, so the others' gradient is 0.
-        return _at(src, api.reduce(dy.copy(), src, "sum", group, algorithm=algorithm))
+        return _only_on(src, api.reduce(dy.copy(), src, "sum", group, algorithm=algorithm))
 
     return _call("broadcast", x, lambda a: api.broadcast(a.copy(), src, group, algorithm=algorithm), adjoint)
 
@@ -266,9 +266,11 @@ def reduce(x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, al
     _check_linear("reduce", x, op)
 
     def adjoint(dy: Array) -> Array:
-        return _shared(op, group, api.broadcast(dy.copy(), dst, group, algorithm=algorithm))
+        return _mean_share(op, group, api.broadcast(dy.copy(), dst, group, algorithm=algorithm))
 
-    return _call("reduce", x, lambda a: _at(dst, api.reduce(a.copy(), dst, op, group, algorithm=algorithm)), adjoint)
+    return _call(
+        "reduce", x, lambda a: _only_on(dst, api.reduce(a.copy(), dst, op, group, algorithm=algorithm)), adjoint
+    )
 
 
 def gather_to(x: Any, dst: int = 0, group: Group | None = None, algorithm: str | None = None) -> list[Tensor]:
@@ -311,8 +313,8 @@ def scatter_from(
 ) -> Tensor:
     """Return entry r of the list of rank `src` on the r-th rank of the group; the gradients are gathered on `src`.
 
-    The result is on the tape of every rank while gradients are recorded, because only `src` knows which entries need
-    one.
+    While gradients are recorded, the result requires a gradient on every rank, because only `src` knows which entries
+    need one.
 
     Args:
         arrays: on `src` a list of P Tensors or arrays of one shape and dtype; elsewhere None.
@@ -347,14 +349,14 @@ def _rows(x: Array) -> list[Array]:
     return [x[i, ...] for i in range(len(x))]
 
 
-def _shared(op: str, group: Group | None, dx: Array) -> Array:
+def _mean_share(op: str, group: Group | None, dx: Array) -> Array:
     """Return a rank's share of a mean, or all of a sum; dx is a new array and may be written."""
     if op == "mean":
         dx /= _size(group)
     return dx
 
 
-def _at(rank: int, x: Array) -> Array:
+def _only_on(rank: int, x: Array) -> Array:
     """Return x on this rank, zeros on others."""
     return x if current().rank == rank else get_namespace(x).zeros_like(x)
 

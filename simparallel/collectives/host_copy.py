@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.seam import named_range
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode, mark_changed
-from simparallel.backend import Array, assign, get_namespace, has_data, is_array, is_on_gpu, to_device_like, to_host
+from simparallel.backend import Array, assign, get_namespace, has_data, is_array, to_device_like, to_host
 from simparallel.base.units import format_type_of
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work, current
 from simparallel.comm.validate import check_array
 from simparallel.errors import AutogradError, DTypeError, InputError
-from simparallel.gpu.ranges import named_range
 from simparallel.machine.devices import FIRST, Device
 
 
@@ -60,16 +60,16 @@ def device_of(x: Any) -> Device:
 
 def stays_on_gpu(op: str, arguments: Mapping[str, Any], *values: Any) -> bool:
     """Return whether a collective with these arguments runs on GPUs: its arrays are there, the GPUs connected."""
-    gpu_calls = current().gpu
-    if gpu_calls is None or not all(value is None or is_on_gpu(_data_of(value)) for value in values):
+    media = current().media
+    if not all(value is None or type(_data_of(value)) in media for value in values):
         return False
-    return gpu_calls.takes(op, arguments)
+    return any(medium.takes(op, arguments) for medium in media.values())
 
 
 def _host_copy(array: Array) -> np.ndarray:
     """Return a host copy of a GPU array, in shared memory if possible; return an array on the host as it is."""
-    gpu_calls = current().gpu
-    return to_host(array) if gpu_calls is None or not is_on_gpu(array) else gpu_calls.staging.copy_of(array)
+    medium = current().media.get(type(array))
+    return to_host(array) if medium is None else medium.staging.copy_of(array)
 
 
 def _data_of(x: Any) -> Any:
@@ -110,13 +110,13 @@ def in_place(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bo
     return copy_back()
 
 
-def check_off_the_tape(op: str, x: Any) -> None:
+def check_needs_no_gradient(op: str, x: Any) -> None:
     """Refuse a Tensor whose gradient would be lost because the result is an array."""
     if isinstance(x, Tensor) and x.requires_grad and grad_mode.enabled:
         function = {"gather": "gather_to", "scatter": "scatter_from"}.get(op, op)
         raise AutogradError(
             f"{op}: returns arrays, which carry no gradient, but this Tensor of shape {x.shape} needs one. "
-            f"Use sp.functions.{function} for a result on the tape, or {op}(x.detach()) for the values."
+            f"Use sp.functions.{function} for a result with a gradient, or {op}(x.detach()) for the values."
         )
 
 
@@ -153,7 +153,7 @@ def filled(op: str, out: Any, communicate: Callable[[Any], Any]) -> Any:
     return result.then(give) if isinstance(result, Work) else give(None)
 
 
-def together(
+def reduce_list(
     xs: Sequence[Any],
     out: Any,
     op: str = "sum",
@@ -212,7 +212,7 @@ def new(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bool = 
     """
     if type(x) is np.ndarray:
         return communicate(x)
-    check_off_the_tape(op, x)
+    check_needs_no_gradient(op, x)
     array = array_of(op, x)
     wait_for(device_of(x))
     if on_gpu or isinstance(array, np.ndarray):

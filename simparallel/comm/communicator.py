@@ -17,7 +17,6 @@ import numpy as np
 import simparallel.comm.call_header as h
 import simparallel.comm.collective as c
 from simparallel.algorithms.reduction import LOGICAL, truth
-from simparallel.backend import is_on_gpu
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
@@ -65,7 +64,7 @@ class Communicator(Mailbox):
     Attributes:
         kept: objects that higher layers keep for this rank until its run ends, keyed by their class.
         groups: all groups made so far, the world first; also those without this rank.
-        gpu: the `gpu.calls.GpuCalls` of a rank whose arrays are on a GPU; None for other ranks.
+        media: type of arrays that are not in host memory -> their collectives, see `gpu.calls`.
         purpose: name of the op or reducer that makes the collectives, see `for_purpose`.
     """
 
@@ -79,7 +78,7 @@ class Communicator(Mailbox):
         super().__init__(transport, recorder)
         self.default_algorithm, self.purpose = default_algorithm, ""
         self.kept: dict[type, Any] = {}
-        self.gpu: Any = None
+        self.media: dict[type, Any] = {}
         if transport.faults is not None:
             from simparallel.comm.faults.calls import FaultyCall
 
@@ -353,7 +352,7 @@ class Communicator(Mailbox):
         """
         if input_splits is not None:
             direct = self._only_direct("reduce_scatter", group, algorithm)
-            if self.gpu is None or not is_on_gpu(x):
+            if type(x) not in self.media:
                 check_array("reduce_scatter", x)
             dim = check_dim("reduce_scatter", x, dim)
             input_splits = check_splits("reduce_scatter", x, dim, input_splits, direct.group.size)
@@ -521,8 +520,9 @@ class Communicator(Mailbox):
         else:
             chosen = self._algorithm(name, group, algorithm)
         if type(x) is not np.ndarray:
-            if self.gpu is not None and is_on_gpu(x):
-                return self.gpu.run(what, x, chosen.group, async_op, out, op, root, dims, sizes, listed)
+            medium = self.media.get(type(x))
+            if medium is not None:
+                return medium.run(what, x, chosen.group, async_op, out, op, root, dims, sizes, listed)
             check_array(name, x)
         key: tuple[Any, ...] = name, op, root, dims, sizes, listed, x.dtype, x.shape, self.purpose
         if dims or root is not None:  # 1, 1.0 and True are equal, but only one of them is a dim or a rank
@@ -608,8 +608,8 @@ class Communicator(Mailbox):
         """
         self.check_allowed("new_group")
         group = self._groups.new(ranks, self.purpose, use_local_synchronization)
-        if self.gpu is not None:
-            self.gpu.connect(group)
+        for medium in self.media.values():
+            medium.connect(group)
         return group
 
     def node_group(self) -> Group:
@@ -624,8 +624,8 @@ class Communicator(Mailbox):
         """Free this run's staging memory. Only when all ranks have ended."""
         super().release()
         self._groups.release()
-        if self.gpu is not None:
-            self.gpu.release()
+        for medium in self.media.values():
+            medium.release()
 
 
 # --- the communicator of a thread --------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.algorithms import DIRECT
 from simparallel.algorithms.reduction import reduction
+from simparallel.arrays.captures import refuse, running
 from simparallel.base.adasum import check_dtype
 from simparallel.base.units import format_numbers
 from simparallel.comm.call import Body, Call
@@ -26,7 +27,6 @@ from simparallel.comm.validate import check_array, check_dim, position_of
 from simparallel.comm.views import Views
 from simparallel.comm.work import Lane
 from simparallel.errors import CollectiveMismatchError
-from simparallel.gpu.capture import refuse, running
 from simparallel.machine.cluster import Traffic
 
 # Limit of the plans kept for calls that may be repeated.

@@ -7,6 +7,7 @@ one look-up. This makes a loader fast without worker processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import GenericAlias
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ from simparallel.errors import DTypeError, InputError, ShapeError
 
 class Dataset(Protocol):
     """The interface for loaders: `len(dataset)` samples, and `dataset[i]` for i in 0 … len-1."""
+
+    __class_getitem__: Any = classmethod(GenericAlias)
 
     def __len__(self) -> int: ...
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.seam import uploaded
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_array
-from simparallel.gpu.capture import running
-from simparallel.gpu.device import current_gpu
 
 
 def delivered(values: Any) -> Tensor:
@@ -18,10 +17,8 @@ def delivered(values: Any) -> Tensor:
     Raises:
         As `Tensor`.
     """
-    gpu = current_gpu()
-    # A capture refuses copies from the host; it would not see one on another stream.
-    if gpu is not None and running.capture is None and not isinstance(values, Tensor):
+    if not isinstance(values, Tensor):
         values = as_array(values)
-        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-            values = gpu.uploads.copy(values)
+        if type(values) is np.ndarray and values.dtype.kind in "biuf":
+            values = uploaded(values)
     return Tensor(values)

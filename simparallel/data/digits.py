@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from simparallel.backend import random_permutation
+from simparallel.base.checks import check_choice
 from simparallel.data.dataset import TensorDataset
-from simparallel.errors import InputError
 
 FILE = Path(__file__).with_name("digits.npz")
 # The value of a black pixel: each pixel counts the dark ones of a 4 x 4 block.
@@ -31,8 +31,7 @@ def digits(split: str = "train", flatten: bool = True) -> TensorDataset:
     Raises:
         InputError: unknown split.
     """
-    if split not in SPLITS:
-        raise InputError(f"digits: split={split!r}, choose from {', '.join(SPLITS)}.")
+    check_choice("digits", "split", split, SPLITS)
     with np.load(FILE, allow_pickle=False) as file:
         pixels, labels = file["images"], file["labels"]  # uint8 (1797, 64), uint8 (1797,)
     # The file keeps the original order, which has runs of 0, 1, 2, …; so the split needs a permutation.

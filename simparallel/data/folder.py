@@ -61,7 +61,7 @@ class ImageFolder:
         self.decode, self.epoch = bool(decode), 0
         wanted = EXTENSIONS if extensions is None else tuple(extension.lower() for extension in extensions)
         if not wanted or not set(wanted) <= set(EXTENSIONS):
-            raise InputError(f"ImageFolder: extensions={extensions!r}, choose from {', '.join(EXTENSIONS)}.")
+            raise InputError(f"ImageFolder: extensions={extensions!r} must be among {', '.join(EXTENSIONS)}.")
         for name, label in (class_indexing or {}).items():
             check_integer("ImageFolder", f"class_indexing[{name!r}]", label, 0)
         try:

@@ -197,8 +197,10 @@ def _read_pillow(path: Path | EncodedImage, max_pixels: int) -> np.ndarray:
             with module.open(file, formats=("PNG", "JPEG")) as image:
                 # The size is known from the header, before pixels are decoded.
                 if image.width * image.height > max_pixels:
-                    text = f"{image.height} x {image.width} pixels, at most {max_pixels} are read"
-                    raise bad_file(path, f"{text}.", 0)
+                    text = (
+                        f"{image.height} x {image.width} pixels, the limit is {max_pixels}; pass a larger max_pixels."
+                    )
+                    raise bad_file(path, text, 0)
                 # Palettes, alpha channels and other modes become plain colours, so that all images of a folder are
                 # alike.
                 pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16") else "RGB"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ class DataLoader:
     """
 
     __repr__ = format_object
+    __class_getitem__: Any = classmethod(GenericAlias)
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class DataLoader:
         # The number of samples, over all ranks, that the next loop skips.
         self._start = 0
         # Position of the running loop: its epoch, and the samples done over all ranks.
-        self._place: list[int] | None = None
+        self._position: list[int] | None = None
         if transform is not None and collate_fn is not None:
             raise InputError(
                 "DataLoader: transform and collate_fn exclude each other; apply the transform in collate_fn."
@@ -84,9 +86,11 @@ class DataLoader:
             sampler = RandomSampler(dataset, seed) if shuffle else SequentialSampler(dataset)
         self.sampler: Any = sampler
         if len(self) == 0:
+            if not len(sampler):
+                raise InputError("DataLoader: the sampler has no samples; use more data.")
             raise InputError(
-                f"DataLoader: {len(sampler)} samples with batch_size={batch_size} and drop_last={drop_last} "
-                "do not make a batch; use more data, a smaller batch or drop_last=False."
+                f"DataLoader: {len(sampler)} samples are fewer than batch_size={batch_size}, and drop_last=True drops "
+                "an incomplete batch; use more data, a smaller batch or drop_last=False."
             )
 
     def __len__(self) -> int:
@@ -114,7 +118,7 @@ class DataLoader:
         Samples are counted over all ranks, so that another number of ranks, or another batch size, can
         resume the rest of the epoch. A loop left by `break` is not resumed.
         """
-        epoch, position = self._place or (self.epoch, self._start)
+        epoch, position = self._position or (self.epoch, self._start)
         state: dict[str, Any] = {"epoch": epoch, "position": position}
         if hasattr(self.sampler, "state_dict"):
             state["sampler"] = self.sampler.state_dict()
@@ -138,19 +142,20 @@ class DataLoader:
             self.sampler.load_state_dict(state_dict["sampler"])
         self.set_epoch(epoch)
         # After set_epoch, which may clear the position.
-        self._start, self._place = position, None
+        self._start, self._position = position, None
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
         self._epoch = epoch + 1
         start, self._start = self._start, 0
         # Draw the order here, not at the first batch: every started loop counts as an epoch.
-        if isinstance(self.sampler, Sampler):
-            # Our samplers skip `start` samples of all ranks; other iterables skip their own items.
+        if getattr(type(self.sampler), "__iter__", None) is Sampler.__iter__:
+            # Skips `start` samples of all ranks.
             order = self.sampler.remaining(start)
         else:
-            order = np.fromiter(self.sampler, dtype=np.int64)[start:]
-        return self._placed(order, epoch, start)
+            # An order of the user's own skips this rank's share of them.
+            order = np.fromiter(self.sampler, dtype=np.int64)[start // getattr(self.sampler, "num_replicas", 1) :]
+        return self._track(order, epoch, start)
 
     def iterate(self, start: int = 0) -> Iterator[Any]:
         """Iterate over the next epoch's batches, from batch `start` on. Skipped batches are not computed."""
@@ -158,23 +163,23 @@ class DataLoader:
         self._start = start * self.batch_size * getattr(self.sampler, "num_replicas", 1)
         return iter(self)
 
-    def _placed(self, order: np.ndarray, epoch: int, start: int) -> Iterator[Any]:
+    def _track(self, order: np.ndarray, epoch: int, start: int) -> Iterator[Any]:
         """Yield the batches, and keep the position for `state_dict`."""
-        self._place = place = [epoch, start]
+        self._position = position = [epoch, start]
         step = self.batch_size * getattr(self.sampler, "num_replicas", 1)
         try:
             # Report the epoch as used only when a second batch is requested: a look at one batch does not count.
             for batch in self._batches(order, epoch):
-                if place[1] > start:
+                if position[1] > start:
                     self._went_on(epoch)
                 # Before the yield: when the caller saves inside its loop, this batch counts as done.
-                place[1] += step
+                position[1] += step
                 yield batch
             self._went_on(epoch)
         finally:
-            if self._place is place:
+            if self._position is position:
                 # Otherwise another loop has started since, and the position is its own.
-                self._place = None
+                self._position = None
 
     def _went_on(self, epoch: int) -> None:
         if isinstance(self.sampler, Sampler):
@@ -278,8 +283,8 @@ def _collated(path: str, values: Sequence[Any]) -> Any:
     kind = _kind(values[0])
     for i, value in enumerate(values):
         if _kind(value) is not kind:
-            told = f"a {type(values[0]).__name__} in sample 0 of the batch and a {type(value).__name__} in sample {i}"
-            raise InputError(f"default_collate: {_field(path)} is {told}; all samples must have the same structure.")
+            types = f"a {type(values[0]).__name__} in sample 0 of the batch and a {type(value).__name__} in sample {i}"
+            raise InputError(f"default_collate: {_field(path)} is {types}; all samples must have the same structure.")
     if kind is str:
         return list(values)
     if kind is dict:

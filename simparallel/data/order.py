@@ -22,7 +22,10 @@ def order_of(dataset: Any) -> dict[str, Any]:
         out: all of them, unless the dataset is a `DataLoader` or a pipeline.
     """
     if isinstance(dataset, DataLoader):
-        return {**_of_sampler(dataset.sampler), "stages": [f"batch {_together(dataset.sampler, dataset.batch_size)}"]}
+        return {
+            **_of_sampler(dataset.sampler),
+            "stages": [f"batch {_over_all_shards(dataset.sampler, dataset.batch_size)}"],
+        }
     if not isinstance(dataset, Pipeline):
         return {}
     source, stages = _source(dataset), []
@@ -31,12 +34,12 @@ def order_of(dataset: Any) -> dict[str, Any]:
         if isinstance(stage, Shuffled):
             stages.append(f"shuffle {stage.buffer_size}")
         elif isinstance(stage, Batched):
-            stages.append(f"batch {_together(source.sampler, stage.batch_size)}")
+            stages.append(f"batch {_over_all_shards(source.sampler, stage.batch_size)}")
         elif isinstance(stage, Repeated):
             stages.append(f"repeat {stage.count}")
         # The source's `num_samples=` drops the end of the order.
         elif isinstance(stage, SourceDataset) and stage.num_samples < len(stage.sampler):
-            stages.append(f"take {_together(stage.sampler, stage.num_samples)}")
+            stages.append(f"take {_over_all_shards(stage.sampler, stage.num_samples)}")
         stage = stage.child
     # Without a shuffling stage the seed changes nothing, so other seeds are not a difference.
     seed = source.seed if dataset.num_shuffles else None
@@ -69,6 +72,6 @@ def _source(pipeline: Pipeline) -> SourceDataset:
     return pipeline
 
 
-def _together(sampler: Any, count: int) -> int:
+def _over_all_shards(sampler: Any, count: int) -> int:
     """Return the count of all shards together, given the count of each."""
     return count * getattr(sampler, "num_replicas", 1)

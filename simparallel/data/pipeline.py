@@ -281,7 +281,7 @@ class EpochIterator:
 
     def __iter__(self) -> Iterator[Any]:
         if self._left == 0:
-            raise InputError("this iterator has given all the epochs that it was made for; create a new one.")
+            raise InputError("this iterator has yielded all epochs that it was created for; create a new one.")
         # -1 stays -1: any number of loops.
         self._left -= self._left > 0
         return (self._shown(row) for row in self._pipeline._next_epoch())
@@ -339,7 +339,10 @@ class Mapped(Pipeline):
         values = [columns[name] for name in self.inputs]
         values = map_columns(self.operations, values, index, epoch, is_one_row=self.is_batched, names=self.inputs)
         if len(values) != len(self.outputs):
-            raise InputError(f"map: {len(values)} columns came out, to be named {', '.join(self.outputs)}.")
+            raise InputError(
+                f"map: the operations return {len(values)} columns, but output_columns names {len(self.outputs)}: "
+                f"{', '.join(self.outputs)}."
+            )
         changed = {**columns, **dict(zip(self.outputs, values, strict=True))}
         return {name: changed[name] for name in self._col_names}
 
@@ -374,9 +377,11 @@ class Batched(Pipeline):
         self.batch_size = check_integer("batch", "batch_size", batch_size, 1)
         self.drop_remainder = bool(drop_remainder)
         if self.get_dataset_size() == 0:
+            if not child.get_dataset_size():
+                raise InputError("batch: the data set has no rows; use more data.")
             raise InputError(
-                f"batch: {child.get_dataset_size()} rows with batch_size={batch_size} and drop_remainder="
-                f"{drop_remainder} do not make a batch; use more data, a smaller batch or drop_remainder=False."
+                f"batch: {child.get_dataset_size()} rows are fewer than batch_size={batch_size}, and "
+                "drop_remainder=True drops an incomplete batch; use more data, a smaller batch or drop_remainder=False."
             )
 
     def plans(self, epoch: int) -> Iterator[RowPlan]:

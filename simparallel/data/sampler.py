@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sized
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from simparallel.errors import InputError, StateDictError
 
 
 class Sampler:
-    """Base of samplers: a subclass defines `indices`, one epoch's order as an int64 array of shape (len,).
+    """Base of samplers: a subclass defines `__len__` and one epoch's order.
+
+    The order is `indices`, an int64 array of shape (len,), or `__iter__`, as in PyTorch.
 
     The `state_dict` is the same for every kind of sampler and number of ranks: a state saved by a
     `RandomSampler` can be resumed by the `DistributedSampler`s of many ranks, and vice versa.
@@ -35,8 +38,10 @@ class Sampler:
 
     num_replicas = 1
 
+    __class_getitem__: Any = classmethod(GenericAlias)
+
     def indices(self) -> np.ndarray:
-        raise TypeError(f"{type(self).__name__} does not define indices")
+        raise TypeError(f"{type(self).__name__} defines neither indices nor __iter__")
 
     def remaining(self, start: int) -> np.ndarray:
         """Return `indices()` of an epoch of which `start` samples, over all ranks, are done."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, random_state, to_host
+from simparallel.base.checks import check_choice
 from simparallel.data.cifar import CIFAR10
 from simparallel.data.columns import Columns, columns_of, fields_of
 from simparallel.data.dataset import Dataset, ImageArrays, TensorDataset
@@ -269,8 +270,8 @@ class NumpySlicesDataset(SourceDataset):
 
 def _labelled_images(who: str, reader: type[Any], root: Any, usage: str | None) -> ImageArrays:
     """Return the training images, the test images, or both concatenated."""
-    if usage is not None and usage not in USAGES:
-        raise InputError(f"{who}: usage={usage!r} is not one of {', '.join(USAGES)}.")
+    if usage is not None:
+        check_choice(who, "usage", usage, USAGES)
     if usage in ("train", "test"):
         return reader(root, train=usage == "train")
     parts: list[ImageArrays] = []

@@ -105,7 +105,7 @@ class Source:
             raise self.fail(f"{what} of shape {shape} need {need} bytes, the file has at most {left} left: truncated.")
         if self._exact and need < left:
             raise self.fail(f"{what} of shape {shape} need {need} bytes, but {left} follow.")
-        values = self._room(shape, dtype, need, what)
+        values = self._allocate(shape, dtype, need, what)
         flat, start = values.reshape(-1).view(np.uint8), 0
         while start < need:
             part = self._read(min(CHUNK, need - start))
@@ -118,7 +118,7 @@ class Source:
             raise self.fail(f"more data follow the {what} of shape {shape}.", self.position - 1)
         return values
 
-    def _room(self, shape: tuple[int, ...], dtype: np.dtype, need: int, what: str) -> np.ndarray:
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype, need: int, what: str) -> np.ndarray:
         """Allocate an array of the declared size, unless it exceeds memory: a sparse file may declare any size."""
         memory = memory_size_bytes()
         try:

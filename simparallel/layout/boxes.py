@@ -60,7 +60,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
-def meet(a: Box, b: Box) -> Box:
+def intersection(a: Box, b: Box) -> Box:
     """Return the intersection of two boxes, of size 0 if they do not overlap."""
     # The stop is never below the start: the sizes of disjoint boxes are 0, not negative.
     return tuple((max(p, r), max(max(p, r), min(q, s))) for (p, q), (r, s) in zip(a, b, strict=True))
@@ -90,7 +90,7 @@ class Moves:
         self._number: dict[int, int] = {}
         self._chunk: dict[int, Chunk] = {}
         # Cache of `_counts`.
-        self._kinds: dict[tuple[Box, int], Counter[int]] = {}
+        self._counts_of: dict[tuple[Box, int], Counter[int]] = {}
         for rank, chunk in zip(source.mesh.ranks, source.all_chunks(), strict=True):
             holders = self._holders.setdefault(chunk, [])
             self._chunk[rank], self._number[rank] = chunk, len(holders)
@@ -118,13 +118,13 @@ class Moves:
             box, number = self._box(mine), self._number[rank]
             # Only ranks of the same line take their parts from this replica.
             for other, need in self.needs.items():
-                if other != rank and self._number[other] == number and size_of(part := meet(need, box)):
+                if other != rank and self._number[other] == number and size_of(part := intersection(need, box)):
                     given.append(Transfer(rank, other, part))
-        return [*self._gets(rank), *given]
+        return [*self._incoming(rank), *given]
 
     def all(self) -> list[Transfer]:
         """List all transfers in the order of their targets: at worst one for each pair of ranks."""
-        return [move for rank in self.needs for move in self._gets(rank)]
+        return [move for rank in self.needs for move in self._incoming(rank)]
 
     @cached_property
     def received(self) -> dict[int, int]:
@@ -197,10 +197,12 @@ class Moves:
     def _counts(self, rank: int, need: Box) -> Counter[int]:
         """Count the parts that the rank receives from others, by their size in elements."""
         # The counts depend only on the own part and on the offset and the size of the box in the grid. There are
-        # usually few such kinds, so cache them.
+        # usually few different ones, so cache them.
         own = self._own(rank, need)
-        lies = tuple([_lies(start, stop, size) for (start, stop), size in zip(need, self.cut, strict=True)])
-        counts = self._kinds.get((lies, own))
+        position = tuple(
+            [_offset_and_length(start, stop, size) for (start, stop), size in zip(need, self.cut, strict=True)]
+        )
+        counts = self._counts_of.get((position, own))
         if counts is None:
             # Lengths along one dim combine with all lengths along the others: multiply the distributions dim by dim,
             # from the box of no dims, which has one element.
@@ -214,7 +216,7 @@ class Moves:
             # One of the parts is in the rank's own chunk and is not sent.
             if own:
                 counts[own] -= 1
-            self._kinds[lies, own] = counts
+            self._counts_of[position, own] = counts
         return counts
 
     def _own(self, rank: int, need: Box) -> int:
@@ -227,13 +229,13 @@ class Moves:
             count *= max(0, min(stop, (i + 1) * size) - max(start, i * size))
         return count
 
-    def _gets(self, rank: int) -> list[Transfer]:
+    def _incoming(self, rank: int) -> list[Transfer]:
         need = self.needs.get(rank)
         if need is None:
             return []
         number = self._number[rank]
         return [
-            Transfer(self._holders[chunk][number], rank, meet(need, self._box(chunk)))
+            Transfer(self._holders[chunk][number], rank, intersection(need, self._box(chunk)))
             for chunk in product(*self._spans(need))
         ]
 
@@ -249,8 +251,8 @@ class Moves:
         return tuple((min(i * size, end), min((i + 1) * size, end)) for i, size, end in grid)
 
 
-def _lies(start: int, stop: int, size: int) -> tuple[int, int]:
-    """Return offset in its chunk and length of a span; offset 0 for a span within one chunk, where it has no effect."""
+def _offset_and_length(start: int, stop: int, size: int) -> tuple[int, int]:
+    """Return a span's offset in its first chunk, and its length; offset 0 within one chunk, where it has no effect."""
     # The size is 0 for a tensor without elements.
     offset = start % size if size else 0
     return (offset if offset + stop - start > size else 0), stop - start

@@ -299,8 +299,8 @@ class Layout:
         colours: dict[tuple[int, int], str] = {}
         for i, chunk in enumerate(product(*map(range, self.cuts[:-1])), 1):
             found = [holders[(*chunk, j)[: len(self.cuts)]] for j in across]
-            told = ", ".join(f"dim {dim}: {part}" for dim, part in enumerate(chunk))
-            rows.append([told, *(format_numbers(ranks) for ranks in found)])
+            label = ", ".join(f"dim {dim}: {part}" for dim, part in enumerate(chunk))
+            rows.append([label, *(format_numbers(ranks) for ranks in found)])
             colours |= {(i, j): PALE[ranks[0] % len(PALE)] for j, ranks in enumerate(found, 1)}
         return table(rows, colours=colours, notes=["numbers: the ranks that hold the slice"])
 
@@ -313,7 +313,7 @@ class Layout:
 
     def _called_map(self) -> TensorMap:
         if self.tensor_map is None:
-            raise LayoutError(f"{self!r} lays out no tensor yet; call it, an alias or 'None' per dim.")
+            raise LayoutError(f"{self!r} has no dims yet: call it with an alias or 'None' for each dim.")
         return self.tensor_map
 
     def _num_pieces(self, dim: int) -> int:

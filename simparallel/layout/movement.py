@@ -61,10 +61,11 @@ def groups_of(digits: tuple[Digit, ...], device_num: int) -> tuple[Group, ...]:
 def digits_of(layout: Layout) -> Digits | None:
     """Return for each dim the digits that cut it, the outermost first; layouts with equal digits have equal slices.
 
-    Return None for a layout of other ranks than 0 … n-1 in order. Adjacent digits are merged into one.
+    Return None for a partial sum, and for a layout of other ranks than 0 … n-1 in order. Adjacent digits are merged
+    into one.
     """
     mesh = layout.mesh
-    if not _is_plain(mesh):
+    if layout.partial or not _is_plain(mesh):
         return None
     found = []
     for axes in layout.axes_by_dim:

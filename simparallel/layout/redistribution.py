@@ -130,8 +130,8 @@ def _plan(source: Layout, target: Layout, shape: tuple[int, ...], scatters: bool
     source.local_shape(shape), target.local_shape(shape)
     if target.partial and (target.mesh != source.mesh or not set(target.partial) <= set(source.partial)):
         raise LayoutError(
-            f"redistribute: {target!r} is an unfinished sum where {source!r} is none; a value is never split into "
-            "addends."
+            f"redistribute: {target!r} is partial along axes where {source!r} is not; a complete value is never split "
+            "into addends."
         )
     steps: list[Step] = []
     layout = _finish_sums(source, target, shape, steps, scatters)
@@ -270,7 +270,7 @@ def _as_all_gather(step: Step, have: dict[int, Box], need: dict[int, Box]) -> St
     """Make the step an all-gather of whole slices; along a dim if the slices of each group follow each other there."""
     # An all-gather joins the slices in the order of the group.
     groups = tuple(tuple(sorted(group, key=lambda rank: have[rank])) for group in step.groups)
-    dim = _common([_line(have, group) for group in groups])
+    dim = _common([_joined_dim(have, group) for group in groups])
     if dim is not None and not all(_is_union(need[rank], have, group, dim) for group in groups for rank in group):
         dim = None
     return replace(step, kind="all_gather", groups=groups, dims=() if dim is None else (dim,))
@@ -281,22 +281,22 @@ def _as_all_to_all(step: Step, have: dict[int, Box], need: dict[int, Box]) -> St
     # Member i receives part i of every slice, and joins the parts in the order of the group.
     groups = tuple(tuple(sorted(group, key=lambda rank: (need[rank], have[rank]))) for group in step.groups)
     concat, split = (
-        _common([_line(have, group) for group in groups]),
-        _common([_line(need, group) for group in groups]),
+        _common([_joined_dim(have, group) for group in groups]),
+        _common([_joined_dim(need, group) for group in groups]),
     )
     # The parts have to follow each other along `concat` in every new slice, and along `split` in every old one.
-    lies_so = split is not None and concat is not None and split != concat
-    lies_so = lies_so and _are_alike(have, groups) and _are_alike(need, groups)
-    if lies_so:
+    is_along_dims = split is not None and concat is not None and split != concat
+    is_along_dims = is_along_dims and _are_alike(have, groups) and _are_alike(need, groups)
+    if is_along_dims:
         assert split is not None
         assert concat is not None
         for group in groups:
-            lies_so = lies_so and all(
-                _is_union(need[rank], have, group, concat, but=split)
-                and _is_union(have[rank], need, group, split, but=concat)
+            is_along_dims = is_along_dims and all(
+                _is_union(need[rank], have, group, concat, except_dim=split)
+                and _is_union(have[rank], need, group, split, except_dim=concat)
                 for rank in group
             )
-    return replace(step, kind="all_to_all", groups=groups, dims=(split, concat) if lies_so else ())  # type: ignore[arg-type]
+    return replace(step, kind="all_to_all", groups=groups, dims=(split, concat) if is_along_dims else ())  # type: ignore[arg-type]
 
 
 def _are_alike(boxes: dict[int, Box], groups: tuple[Group, ...]) -> bool:
@@ -304,7 +304,7 @@ def _are_alike(boxes: dict[int, Box], groups: tuple[Group, ...]) -> bool:
     return len({shape_of(boxes[rank]) for group in groups for rank in group}) == 1
 
 
-def _line(boxes: dict[int, Box], group: Group) -> int | None:
+def _joined_dim(boxes: dict[int, Box], group: Group) -> int | None:
     """Return the dim along which the boxes of the group follow each other, in its order; None if there is none."""
     first = boxes[group[0]]
     differing = {d for rank in group for d, part in enumerate(boxes[rank]) if part != first[d]}
@@ -315,12 +315,12 @@ def _line(boxes: dict[int, Box], group: Group) -> int | None:
     return dim if all(a[1] == b[0] for a, b in zip(ends, ends[1:], strict=False)) else None
 
 
-def _is_union(whole: Box, parts: dict[int, Box], group: Group, dim: int, but: int | None = None) -> bool:
-    """Return whether `whole` is the union of the parts along `dim`; dim `but` is not compared."""
+def _is_union(whole: Box, parts: dict[int, Box], group: Group, dim: int, except_dim: int | None = None) -> bool:
+    """Return whether `whole` is the union of the parts along `dim`; `except_dim` is not compared."""
     union = tuple(
         (parts[group[0]][d][0], parts[group[-1]][d][1]) if d == dim else part for d, part in enumerate(parts[group[0]])
     )
-    return all(a == b for d, (a, b) in enumerate(zip(whole, union, strict=True)) if d != but)
+    return all(a == b for d, (a, b) in enumerate(zip(whole, union, strict=True)) if d != except_dim)
 
 
 def _common(values: Sequence[int | None]) -> int | None:

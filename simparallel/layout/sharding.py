@@ -268,6 +268,11 @@ def placement(layout: Layout, shape: Shape, source: Placement | None = None) -> 
     return Placement(layout, shape, source)
 
 
+def unfinished(place: Placement, axes: tuple[str, ...]) -> Placement:
+    """Return the placement of a gradient of `place` that is still to be summed over `axes`."""
+    return placement(place.layout.with_partial(axes), place.shape) if axes else place.gradient
+
+
 def spread(place: Place, axes: tuple[str, ...], mesh: Mesh) -> dict[str, tuple[str, ...]] | None:
     """Assign the axes that cut a dim to its factors, outermost first; None if they do not fit.
 

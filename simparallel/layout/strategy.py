@@ -103,7 +103,7 @@ def from_tuples(
 ) -> Sharding:
     """Return the Sharding for tuples of cuts, as `from_strategy`, but without suggestions in errors."""
     _check_tuples(strategy, shapes, device_num)
-    cuts, problem = _names_of(rule, shapes, strategy)
+    cuts, problem = _cuts_by_name(rule, shapes, strategy)
     if problem:
         raise StrategyError(problem)
     # A stable sort: names that `order` lacks come first and stay in the order of the rule.
@@ -200,7 +200,7 @@ def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layou
             return layout
     choices = [layout for layout in choices if _divides(layout.cuts, shape)]
     if isinstance(given, Layout):
-        legal = f"legal: {suggest.words((layout,) for layout in choices)}"
+        legal = f"legal: {suggest.format_strategies((layout,) for layout in choices)}"
     else:
         legal = f"legal cuts: {', '.join(dict.fromkeys(str(layout.cuts) for layout in choices))}"
     raise StrategyError(
@@ -255,15 +255,15 @@ def follow(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout | None
     for dims and axes that are still free. None stands for an input that is whole on every device.
     """
     order = sorted(range(len(shapes)), key=lambda i: -prod(shapes[i]))
-    lying = [i for i in order if (layout := layouts[i]) is not None and any(cut > 1 for cut in layout.cuts)]
+    cut_inputs = [i for i in order if (layout := layouts[i]) is not None and any(cut > 1 for cut in layout.cuts)]
     # A cut input gives the mesh; if there is none, any sharded one.
-    first = next((layouts[i] for i in (*lying, *order) if layouts[i] is not None), None)
+    first = next((layouts[i] for i in (*cut_inputs, *order) if layouts[i] is not None), None)
     assert first is not None
     mesh = first.mesh
     # Inputs on another mesh, and dims whose cut conflicts with an earlier one, are redistributed before the op runs.
     cuts: dict[str, tuple[str, ...]] = {}
     tensors = places(rule, shapes)[0]
-    for i in lying:
+    for i in cut_inputs:
         layout = layouts[i]
         assert layout is not None
         if layout.mesh != mesh:
@@ -291,7 +291,7 @@ def _check_lengths(strategy: Strategy, shapes: tuple[Shape, ...]) -> None:
         if not isinstance(cuts, tuple):
             raise StrategyError(f"the strategy of input {i} is a tuple with one cut per dim, got {cuts!r}.")
         if len(cuts) != len(shape):
-            raise StrategyError(f"strategy {cuts!r} has {len(cuts)} entries, input {i} has rank {len(shape)}.")
+            raise StrategyError(f"strategy {cuts!r} has {len(cuts)} entries, input {i} has {len(shape)} dims.")
         for dim, cut in enumerate(cuts):
             if not is_int(cut) or cut < 1:
                 raise StrategyError(f"cut {cut!r} of dim {dim} of input {i} must be an integer of 1 or more.")
@@ -309,8 +309,10 @@ def _check_tuples(strategy: Sequence[Sequence[int]], shapes: tuple[Shape, ...], 
                 raise StrategyError(f"cut {cut} of dim {dim} of input {i} is not a power of 2 on {device_num} devices.")
 
 
-def _names_of(rule: str, shapes: tuple[Shape, ...], strategy: Sequence[Sequence[int]]) -> tuple[dict[str, int], str]:
-    """Return the cut of every named dim of the inputs, in order, and the first error as text, or ""."""
+def _cuts_by_name(
+    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[Sequence[int]]
+) -> tuple[dict[str, int], str]:
+    """Return the cut of each named dim of the inputs, in order; and the message of the first error, "" for none."""
     # Only the first problem is reported, in the order of inputs and dims.
     cuts: dict[str, int] = {}
     seen: dict[str, tuple[int, int]] = {}
@@ -369,7 +371,7 @@ def _check_layouts(layouts: Sequence[Layout], shapes: tuple[Shape, ...], device_
                 f"all inputs of an op use one device matrix: input 0 has {first!r}, input {i} has {layout!r}."
             )
         if layout.tensor_map is None:
-            raise StrategyError(f"input {i}: {layout!r} lays out no tensor yet; call it, an alias or 'None' per dim.")
+            raise StrategyError(f"input {i}: {layout!r} has no dims yet: call it with an alias or 'None' for each dim.")
         if len(layout.tensor_map) != len(shape):
             raise StrategyError(
                 f"input {i}: {layout!r} lays out {len(layout.tensor_map)} dims, the tensor has shape {shape}."

@@ -17,7 +17,7 @@ from simparallel.layout.rule import Place, Shape
 # Strategies named in one error.
 MOST = 3
 # Candidates tested; with more, an error would take seconds.
-_MOST_ASKED = 2000
+_MOST_TESTED = 2000
 # Candidates generated.
 _MOST_MADE = 20_000
 
@@ -116,27 +116,27 @@ def layouts(
     return _first(made, whole, is_legal)
 
 
-def words(strategies: Iterable[Strategy]) -> str:
+def format_strategies(strategies: Iterable[Strategy]) -> str:
     """Format strategies as a user writes them; Layouts share one device matrix, written once as `layout`.
 
     Example:
-        >>> from simparallel.layout.suggest import words
+        >>> from simparallel.layout.suggest import format_strategies
         >>> layout = sp.Layout((2, 4), ("dp", "mp"))
-        >>> words([(layout("dp", "mp"), layout("mp", "None"))])
+        >>> format_strategies([(layout("dp", "mp"), layout("mp", "None"))])
         "(layout('dp', 'mp'), layout('mp', 'None')) with layout = Layout((2, 4), ('dp', 'mp'))"
     """
     strategies = list(strategies)
-    told = " or ".join(map(str, strategies))
+    text = " or ".join(map(str, strategies))
     for entry in (entry for each in strategies for entry in each if isinstance(entry, Layout)):
         bare = repr(Layout(entry.device_matrix, entry.alias_name, entry.rank_list))
-        return f"{told.replace(bare, 'layout')} with layout = {bare}"
-    return told
+        return f"{text.replace(bare, 'layout')} with layout = {bare}"
+    return text
 
 
 def _first(candidates: Iterable[Strategy], whole: Strategy, is_legal: Callable[[Strategy], bool]) -> list[Strategy]:
     """Return the first legal candidates; if none of those tested is legal, `whole`, which cuts nothing."""
     found: list[Strategy] = []
-    for candidate in islice(candidates, _MOST_ASKED):
+    for candidate in islice(candidates, _MOST_TESTED):
         if candidate not in found and is_legal(candidate):
             found.append(candidate)
         if len(found) == MOST:
@@ -145,18 +145,18 @@ def _first(candidates: Iterable[Strategy], whole: Strategy, is_legal: Callable[[
 
 
 def _assignments(allowed: Mapping[str, Sequence[str]]) -> list[dict[str, Axes]]:
-    """Assign each axis to one of its names or to none, in every order within a name; at most _MOST_MADE ways."""
-    ways: list[dict[str, Axes]] = [{}]
+    """Assign each axis to one of its names or to none, in every order within a name; at most _MOST_MADE assignments."""
+    found: list[dict[str, Axes]] = [{}]
     for axis, names in allowed.items():
         longer = [
-            {**way, name: (*own[:at], axis, *own[at:])}
-            for way in ways
+            {**cuts, name: (*own[:at], axis, *own[at:])}
+            for cuts in found
             for name in names
-            for own in [way.get(name, ())]
+            for own in [cuts.get(name, ())]
             for at in range(len(own) + 1)
         ]
-        ways = [*ways, *longer][:_MOST_MADE]
-    return ways
+        found = [*found, *longer][:_MOST_MADE]
+    return found
 
 
 def _joined(place: Place, cuts: dict[str, Axes]) -> Axes:

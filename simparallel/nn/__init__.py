@@ -9,6 +9,7 @@ from simparallel.nn.init import initializer
 from simparallel.nn.layers import (
     GELU,
     Dropout,
+    Dropout2d,
     Embedding,
     Flatten,
     Identity,
@@ -53,12 +54,12 @@ from simparallel.nn.transformer import (
 
 __all__ = [
     "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d",
-    "ConvTranspose2d", "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GRU",
-    "GRUCell", "GroupNorm", "HuberLoss", "Identity", "L1Loss", "LSTM", "LSTMCell", "LayerNorm", "LayerSummary",
+    "ConvTranspose2d", "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Dropout2d", "Embedding", "Flatten", "GELU",
+    "GRU", "GRUCell", "GroupNorm", "HuberLoss", "Identity", "L1Loss", "LSTM", "LSTMCell", "LayerNorm", "LayerSummary",
     "LeakyReLU", "Linear", "LoadResult", "LogSoftmax", "MSELoss", "MaxPool2d", "Module", "ModuleDict", "ModuleList",
     "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm", "RNN", "RNNCell", "ReLU", "Sequential", "SiLU", "Sigmoid",
-    "SmoothL1Loss", "Softmax", "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary",
-    "SyncBatchNorm", "Tanh", "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
+    "SmoothL1Loss", "Softmax", "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary", "SyncBatchNorm",
+    "Tanh", "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
     "TransformerEncoderLayer", "Upsample", "auto_mixed_precision", "checkpoint", "custom_mixed_precision", "init",
     "initializer", "summary",
 ]  # fmt: skip

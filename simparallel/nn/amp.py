@@ -192,7 +192,7 @@ def check_unchanged(model: Module, who: str) -> None:
 
 
 def _changed(model: M, how: tuple[str, ...]) -> M:
-    """Record how the model was changed, so that the same call may be repeated."""
+    """Record how the model was changed: the same call again changes nothing more."""
     model.__dict__["_mixed_precision"] = how
     return model
 
@@ -200,14 +200,16 @@ def _changed(model: M, how: tuple[str, ...]) -> M:
 # --- running a module in another precision ------------------------------------------------------
 
 
-def _wrap(module: Module, inputs: np.dtype | None, output: np.dtype | None, apart: Sequence[str] | None = None) -> None:
+def _wrap(
+    module: Module, inputs: np.dtype | None, output: np.dtype | None, excluded: Sequence[str] | None = None
+) -> None:
     """Wrap forward to run in this precision; a module wrapped with the same settings stays as it is."""
     wrapped = module.__dict__.get("forward")
     while isinstance(wrapped, InPrecision):
-        if wrapped.settings == (inputs, output, apart):
+        if wrapped.settings == (inputs, output, excluded):
             return
         wrapped = wrapped._before
-    module.__dict__["forward"] = InPrecision(module, inputs, output, apart)
+    module.__dict__["forward"] = InPrecision(module, inputs, output, excluded)
     module.__dict__.setdefault("_mixed_precision", ())
 
 
@@ -259,7 +261,7 @@ class InPrecision:
         module: the module.
         inputs: dtype of floating-point inputs, None leaves them.
         output: dtype of floating-point outputs, None leaves them.
-        apart: names of classes: parameters are cast to `inputs`, except in and below their modules; None casts none.
+        excluded: names of classes: parameters are cast to `inputs`, except in and below their modules; None casts none.
         buffers: dtype of floating-point buffers, None leaves them. Values that forward writes into such a cast are
             copied back to the buffer.
         forward: function to call; None for the module's own forward.
@@ -270,22 +272,22 @@ class InPrecision:
         module: Module,
         inputs: np.dtype | None,
         output: np.dtype | None,
-        apart: Sequence[str] | None,
+        excluded: Sequence[str] | None,
         *,
         buffers: np.dtype | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
-        self._module, self._inputs, self._output, self._apart = module, inputs, output, apart
+        self._module, self._inputs, self._output, self._excluded = module, inputs, output, excluded
         self._buffers = buffers
         self._before: Callable[..., Any] | None = forward or module.__dict__.get("forward")
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        return self._inputs, self._output, self._apart
+        return self._inputs, self._output, self._excluded
 
     def bind(self, module: Module) -> InPrecision:
         """Return the same wrapper for a replica of the module."""
-        bound = InPrecision(module, self._inputs, self._output, self._apart)
+        bound = InPrecision(module, self._inputs, self._output, self._excluded)
         bound._before = getattr(self._before, "bind", lambda _: self._before)(module)
         return bound
 
@@ -297,8 +299,8 @@ class InPrecision:
         with np.errstate(over="ignore"):
             hidden_buffers: list[tuple[Module, str, Tensor, Tensor]] = []
             try:
-                if self._apart is not None and self._inputs is not None:
-                    self._hide(now, "_parameters", self._inputs, self._apart)
+                if self._excluded is not None and self._inputs is not None:
+                    self._hide(now, "_parameters", self._inputs, self._excluded)
                 if self._buffers is not None:
                     hidden_buffers = self._hide(now, "_buffers", self._buffers, ())
                 y = forward(*_convert(inputs, self._inputs), **_convert(kwargs, self._inputs))
@@ -309,13 +311,13 @@ class InPrecision:
                 _write_back(hidden_buffers)
 
     def _hide(
-        self, now: list[Hidden], registry: str, dtype: np.dtype, apart: Sequence[str]
+        self, now: list[Hidden], registry: str, dtype: np.dtype, excluded: Sequence[str]
     ) -> list[tuple[Module, str, Tensor, Tensor]]:
         """Hide tensors by casts; return the module, the name, the tensor and the cast of each."""
         # By id of the tensor: a tied parameter is cast once.
         casts: dict[int, Tensor] = {}
         hidden = []
-        for module in _without(self._module, apart):
+        for module in _without(self._module, excluded):
             for name, tensor in module.__dict__[registry].items():
                 # A name in `__dict__` is already hidden by an outer module.
                 if tensor is None or tensor.dtype.kind != "f" or name in module.__dict__:

@@ -34,7 +34,7 @@ class AbstractModuleSequence(Module):
         """Return one module, or a container of several.
 
         Raises:
-            OutOfRangeError: there is no module of this number.
+            OutOfRangeError: the index is out of range.
         """
         names = self._names(index)
         return self._some(names) if isinstance(index, slice) else self._modules[names[0]]
@@ -53,7 +53,7 @@ class AbstractModuleSequence(Module):
         """Insert a module before position `index`, which may be the length; returns self.
 
         Raises:
-            OutOfRangeError: there is no such position.
+            OutOfRangeError: the index is out of range.
         """
         self._check_modules((module,))
         modules = list(self)
@@ -121,7 +121,7 @@ class AbstractModuleSequence(Module):
                 raise InputError(f"{type(self).__name__}: {type(module).__name__} is not a Module.")
 
     def _out_of_range(self, index: int) -> OutOfRangeError:
-        return OutOfRangeError(f"{type(self).__name__}: number {index} is outside of its {len(self)} modules.")
+        return OutOfRangeError(f"{type(self).__name__}: index {index} is out of range for {len(self)} modules.")
 
 
 class Sequential(AbstractModuleSequence):

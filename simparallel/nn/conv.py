@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.host.windows import Pair, as_pair
 from simparallel.autograd import (
     AdaptiveAvgPool2d as AdaptiveAvgPool2dOp,
     AvgPool2d as AvgPool2dOp,
@@ -16,7 +17,6 @@ from simparallel.autograd import (
     Tensor,
     functions,
 )
-from simparallel.autograd.kernels.windows import Pair, as_pair
 from simparallel.autograd.ops.conv import as_single
 from simparallel.autograd.tensor import as_tensor
 from simparallel.base.checks import check_integer

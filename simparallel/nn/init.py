@@ -305,14 +305,14 @@ class Initializer:
 
 @dataclass(frozen=True)
 class Zero(Initializer):
-    """Every element 0: "zeros"."""
+    """Every element 0; its name is "zeros"."""
 
     _fill = staticmethod(zeros_)
 
 
 @dataclass(frozen=True)
 class One(Initializer):
-    """Every element 1: "ones"."""
+    """Every element 1; its name is "ones"."""
 
     _fill = staticmethod(ones_)
 
@@ -328,7 +328,7 @@ class Constant(Initializer):
 
 @dataclass(frozen=True)
 class Normal(Initializer):
-    """Normal with this standard deviation and mean: "normal" is `Normal()`.
+    """Values of a normal distribution; the name "normal" means `Normal()`.
 
     Args:
         sigma: standard deviation.
@@ -344,7 +344,7 @@ class Normal(Initializer):
 
 @dataclass(frozen=True)
 class Uniform(Initializer):
-    """Uniform in -scale … scale: "uniform" is `Uniform()`."""
+    """Values uniform in -scale … scale; the name "uniform" means `Uniform()`."""
 
     scale: float = 0.07
 
@@ -354,7 +354,7 @@ class Uniform(Initializer):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initializer):
-    """Normal, restricted to mean + a sigma … mean + b sigma: "truncated_normal" is `TruncatedNormal()`."""
+    """Normal values restricted to mean + a sigma … mean + b sigma; "truncated_normal" means `TruncatedNormal()`."""
 
     sigma: float = 0.01
     mean: float = 0.0
@@ -374,19 +374,19 @@ class AbstractGain(Initializer):
 
 
 class XavierUniform(AbstractGain):
-    """As `xavier_uniform_`: "xavier_uniform" is `XavierUniform()`."""
+    """Values drawn by `xavier_uniform_`; the name "xavier_uniform" means `XavierUniform()`."""
 
     _fill = staticmethod(xavier_uniform_)
 
 
 class XavierNormal(AbstractGain):
-    """As `xavier_normal_`: "xavier_normal" is `XavierNormal()`."""
+    """Values drawn by `xavier_normal_`; the name "xavier_normal" means `XavierNormal()`."""
 
     _fill = staticmethod(xavier_normal_)
 
 
 class Orthogonal(AbstractGain):
-    """As `orthogonal_`: "orthogonal" is `Orthogonal()`."""
+    """Orthonormal rows or columns, by `orthogonal_`; the name "orthogonal" means `Orthogonal()`."""
 
     _fill = staticmethod(orthogonal_)
 
@@ -401,7 +401,7 @@ class AbstractHe(Initializer):
 
 
 class HeUniform(AbstractHe):
-    """As `kaiming_uniform_`: "he_uniform" is `HeUniform()`.
+    """Values drawn by `kaiming_uniform_`; the name "he_uniform" means `HeUniform()`.
 
     Args:
         negative_slope: `a` of `kaiming_uniform_`.
@@ -412,7 +412,7 @@ class HeUniform(AbstractHe):
 
 
 class HeNormal(AbstractHe):
-    """As `kaiming_normal_`: "he_normal" is `HeNormal()`.
+    """Values drawn by `kaiming_normal_`; the name "he_normal" means `HeNormal()`.
 
     Args:
         negative_slope: `a` of `kaiming_uniform_`.

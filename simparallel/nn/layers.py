@@ -16,7 +16,7 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import random_state
 from simparallel.base.checks import check_integer, is_integer
 from simparallel.base.dry_new import uninitialized
-from simparallel.errors import DTypeError, InputError
+from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.nn.deferred import zero_row
 from simparallel.nn.module import Module, Parameter, TensorModule
 
@@ -389,3 +389,26 @@ class Dropout(TensorModule):
         call = Tensor._result(np.array(random_state.next_call(self.stream), np.int64))
         part = random_state.part if x.placement is None else random_state.sharded_part
         return instance(DropoutOp, self.p, random_state.seed, self.stream, part)(x, call)
+
+
+class Dropout2d(Dropout):
+    """A `Dropout` of whole channels: the images (n, c, h, w) of a channel become 0 together.
+
+    Args:
+        p: probability of 0.
+        inplace: as in `Dropout`.
+
+    Raises:
+        InputError: p is not a probability.
+        ShapeError: x has no four dims.
+    """
+
+    def forward(self, x: Any) -> Tensor:
+        x = as_tensor(x)
+        if x.ndim != 4:
+            raise ShapeError(f"Dropout2d: x has shape {x.shape}; expected (n, c, h, w).")
+        if not self.training or self.p == 0:
+            return x
+        # Ones of shape (n, c, 1, 1), cut as x is.
+        ones = ((x.detach()[:, :, :1, :1] == 0) | True).to(x.dtype)
+        return x * super().forward(ones)

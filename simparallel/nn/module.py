@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from simparallel.arrays.captures import refuse, running
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.base.hints import attribute
@@ -15,7 +16,6 @@ from simparallel.clock.cuda import cuda_device
 from simparallel.clock.memory import BUFFERS
 from simparallel.clock.recorder import CALLED
 from simparallel.errors import DeviceOutOfMemoryError, InputError, ShapeError
-from simparallel.gpu.capture import refuse, running
 from simparallel.machine.devices import FIRST
 from simparallel.nn.device_moves import hold, move_to
 from simparallel.nn.hooks import Hooks, RemovableHandle

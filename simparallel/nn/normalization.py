@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import simparallel.nn.init as init
+from simparallel.arrays.host.normalize import move_running
 from simparallel.autograd import BatchNorm, Tensor, functions
-from simparallel.autograd.kernels.normalize import move_running
 from simparallel.autograd.tape import grad_mode
 from simparallel.autograd.tensor import as_tensor, common_device
 from simparallel.backend import fused, get_namespace

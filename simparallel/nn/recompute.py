@@ -15,6 +15,7 @@ from typing import Any
 from simparallel.autograd import Tensor, run_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode, is_written_since
 from simparallel.backend import Array, random_state
+from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
 from simparallel.machine.devices import current_device
 from simparallel.nn.amp import hidden_casts, hiding
@@ -88,7 +89,9 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
         position=position,
         **{f"source_{i}": x.data for i, x in enumerate(sources)},
     )
-    return y._like(y.data, Node(_Recompute(part), context, sources))  # type: ignore[arg-type]
+    op = _Recompute(part)
+    observer_of(y._device).memory.keep(op, [x.data for x in needed.values()])
+    return y._like(y.data, Node(op, context, sources))  # type: ignore[arg-type]
 
 
 def _is_end(x: Tensor, start: int) -> bool:
@@ -131,7 +134,9 @@ def _as_leaves(sources: Sequence[Tensor], arrays: Sequence[Array]) -> Iterator[N
 
 
 class _Recompute(Reversible):
-    """Tape op of a part that backward recomputes."""
+    """The op, in the autograd graph, of a part that backward recomputes."""
+
+    runs_modules = True
 
     def __init__(self, part: Callable[..., Tensor]) -> None:
         self._part = part
@@ -169,7 +174,7 @@ class _Recompute(Reversible):
         """Raise AutogradError unless the second run gives the same kind of result from the same tensors."""
         result = (y.shape, y.dtype, y.placement) if isinstance(y, Tensor) else (type(y).__name__,)
         if result != context.result:
-            told = f"its result is {_told(result)}, the first one {_told(context.result)}"
+            difference = f"its result is {_result_text(result)}, the first one {_result_text(context.result)}"
         else:
             first = {id(x): x for x, needed in zip(context.sources, context.needs, strict=True) if needed}
             second = _ends(y, start)
@@ -177,9 +182,9 @@ class _Recompute(Reversible):
             if not differing:
                 return
             shapes = ", ".join(f"{x.name or 'a tensor'} of shape {x.shape}" for x in differing[:3])
-            told = f"the result depends on {shapes} in one of the two runs only"
+            difference = f"the result depends on {shapes} in one of the two runs only"
         raise AutogradError(
-            f"backward: {self!r} did something different the second time: {told}. Move everything that "
+            f"backward: {self!r} did something different the second time: {difference}. Move everything that "
             "changes in between out of the part, and leaves that it creates."
         )
 
@@ -191,5 +196,5 @@ def _name_of(part: Any) -> str:
     return getattr(part, "__name__", type(part).__name__)
 
 
-def _told(result: Sequence[Any]) -> str:
+def _result_text(result: Sequence[Any]) -> str:
     return " ".join(str(fact) for fact in result if fact is not None)

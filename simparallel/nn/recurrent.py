@@ -141,12 +141,12 @@ class AbstractLayers(AbstractRecurrent):
         self.num_layers = check_integer(type(self).__name__, "num_layers", num_layers, 1)
         self.batch_first, self.bidirectional = bool(batch_first), bool(bidirectional)
         self.between = Dropout(dropout)
-        self._ways = ("", "_reverse") if bidirectional else ("",)
+        self._directions = ("", "_reverse") if bidirectional else ("",)
         size = self.input_size
         for layer in range(self.num_layers):
-            for way in self._ways:
-                self._add_weights(size, f"_l{layer}{way}")
-            size = self.hidden_size * len(self._ways)
+            for direction in self._directions:
+                self._add_weights(size, f"_l{layer}{direction}")
+            size = self.hidden_size * len(self._directions)
         self.reset_parameters()
 
     def forward(self, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
@@ -160,16 +160,16 @@ class AbstractLayers(AbstractRecurrent):
             x = x.transpose(0, 1)
         if x.shape[0] == 0:
             raise ShapeError(f"{type(self).__name__}: the sequence has no steps.")
-        shape: tuple[int, ...] = (self.num_layers * len(self._ways), x.shape[1], self.hidden_size)
+        shape: tuple[int, ...] = (self.num_layers * len(self._directions), x.shape[1], self.hidden_size)
         if not has_batch:
             hx = None if hx is None else _map(hx, lambda state: as_tensor(state).unsqueeze(1))
         states = self._states(hx, shape, x)
         ends: list[State] = []
         for layer in range(self.num_layers):
             halves = []
-            for number, way in enumerate(self._ways):
-                begin = tuple(state[layer * len(self._ways) + number] for state in states)
-                steps, end = self._run(x, begin, f"_l{layer}{way}", bool(number))
+            for number, direction in enumerate(self._directions):
+                begin = tuple(state[layer * len(self._directions) + number] for state in states)
+                steps, end = self._run(x, begin, f"_l{layer}{direction}", bool(number))
                 halves.append(F.stack(steps, 0))
                 ends.append(end)
             x = halves[0] if len(halves) == 1 else F.cat(halves, -1)

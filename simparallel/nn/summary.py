@@ -30,17 +30,11 @@ class LayerSummary(NamedTuple):
         size_bytes: bytes that its calls in the forward pass read and write.
     """
 
-    # Dotted; "" for the model itself.
     name: str
-    # Class name.
     kind: str
-    # Of its last call; None if it was not called.
     output_shape: tuple[int, ...] | None
-    # Each parameter counts once.
     num_parameters: int
-    # Flops of all its calls in the forward pass.
     work_flops: int
-    # Memory traffic of all its calls in the forward pass.
     size_bytes: int
 
 
@@ -73,7 +67,7 @@ def _cells(layer: LayerSummary) -> tuple[str, ...]:
 
 
 def summary(model: Module, example: Any, *more: Any, dtype: Any = np.float32) -> Summary:
-    """Run one forward pass in eval mode off the tape, and list every module with its cost.
+    """Run one forward pass in eval mode, without gradients, and list every module with its cost.
 
     Costs are those that the ops declare (`Op.work`) for the shapes of the run.
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 
 from simparallel import collectives
+from simparallel.arrays.host.arrays import HostArrays
 from simparallel.autograd import BatchNorm, Context, Plan
 from simparallel.backend import Array, has_data
 from simparallel.comm import Group, current
@@ -35,8 +35,8 @@ class SyncContext(Context):
     a separate group, `process_group=sp.new_group(...)`, it does not.
     """
 
-    def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan, group: Group | None) -> None:
-        super().__init__(xp, needs, plan)
+    def __init__(self, arrays: HostArrays, needs: tuple[bool, ...], plan: Plan, group: Group | None) -> None:
+        super().__init__(arrays, needs, plan)
         self._group = group
         self._num_summed: int | None = None
 

@@ -204,7 +204,7 @@ class AbstractTransformerLayer(Module):
                 )
             # (n, 1, 1, s): one mask for each sample, with all its heads and positions.
             masks.append(padding.reshape(*padding.shape[:-1], *(1,) * (x.ndim - 1), padding.shape[-1]))
-        return attention(x, context, _together(masks, x.dtype))
+        return attention(x, context, _combined(masks, x.dtype))
 
 
 class TransformerEncoderLayer(AbstractTransformerLayer):
@@ -370,7 +370,7 @@ class Transformer(Module):
         return Tensor(np.triu(np.full((sz, sz), -np.inf, dtype), 1))
 
 
-def _together(masks: list[Tensor], dtype: np.dtype) -> Tensor | None:
+def _combined(masks: list[Tensor], dtype: np.dtype) -> Tensor | None:
     """Combine PyTorch's masks into one for `MultiheadAttention`, where bool is True at visible positions."""
     if not masks:
         return None

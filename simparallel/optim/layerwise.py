@@ -7,13 +7,10 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
+from simparallel.arrays.host.sums import wider
+from simparallel.arrays.seam import arrays_of, device_of
 from simparallel.autograd import Tensor
-from simparallel.autograd.kernels.sums import wider
-from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes
-from simparallel.backend import Array, fused, get_namespace, gpu_of
-from simparallel.gpu.multi_tensor import sums
+from simparallel.backend import Array, fused, get_namespace
 from simparallel.optim.adam import Adam, advance_moments
 from simparallel.optim.blocks import decayed
 from simparallel.optim.norms import norm, squares
@@ -40,15 +37,16 @@ class Layerwise(Optimizer):
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         phases = self.phases(param, grad, group)
         other, numbers, is_whole = next(phases), tuple(map(float, self.rate_numbers(group))), param.placement is None
-        key = _rates, gpu_of(param.data), wider(param.dtype), bool(group["adapt"]), is_whole, numbers
-        if isinstance(other, np.ndarray) or self._queued is None:
+        key = _rates, device_of(param.data), wider(param.dtype), bool(group["adapt"]), is_whole, numbers
+        arrays = arrays_of(other)
+        if not arrays.joins_updates or self._queued is None:
             self._finish(key, [(param, other, phases)])
             return
         self._queued.setdefault(key, []).append((param, other, phases))
         # LAMB's other arrays are new. Slices of sharded parameters do not count: their norms are collectives, which all
         # ranks start at the same places, and their sizes may differ.
         self._queued_bytes += other.nbytes if is_whole else 0
-        if self._queued_bytes > chunk_on_gpu_bytes():
+        if self._queued_bytes > arrays.work_bytes:
             self._compute_queued()
 
     def _compute_queued(self) -> None:
@@ -63,16 +61,17 @@ class Layerwise(Optimizer):
 
     def _finish(self, key: tuple[Any, ...], started: list[tuple[Tensor, Array, Any]]) -> None:
         """Send their rates to updates of parameters on one GPU, or in host memory."""
-        _, gpu, dtype, adapts, is_whole, numbers = key
+        _, device, dtype, adapts, is_whole, numbers = key
         if not adapts:
             rates = [numbers[0]] * len(started)
-        elif gpu is None or not is_whole:
+        elif device is None or not is_whole:
             rates = [_rate(norm(param.data, param), norm(other, param), *numbers) for param, other, _ in started]
         else:
             params, others, _ = zip(*started, strict=True)
             with params[0].data.device:
-                found, num = sums(squares, [*(param.data for param in params), *others]), len(params)
-                together = fused(get_namespace(found), _rates, dtype=dtype)(found[:num], found[num:], *numbers)
+                arrays, num = arrays_of(params[0].data), len(params)
+                found = arrays.sums(squares, [*(param.data for param in params), *others])
+                together = fused(arrays.xp, _rates, dtype=dtype)(found[:num], found[num:], *numbers)
                 rates = [together[i, ...] for i in range(num)]
         for (_, _, phases), rate in zip(started, rates, strict=True):
             _send(phases, rate)

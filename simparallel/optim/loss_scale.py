@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from simparallel.arrays.seam import for_each, totals
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace, has_data
 from simparallel.base.checks import check_integer, check_number
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import InputError, StateDictError
-from simparallel.gpu.multi_tensor import for_each
 from simparallel.optim.blocks import widened
-from simparallel.optim.norms import over_slices, scale, totals
+from simparallel.optim.norms import over_slices, scale
 from simparallel.optim.optimizer import Optimizer
 
 # Consecutive overflows; after more, no scale will help.
@@ -213,7 +213,7 @@ class GradScaler:
         self._stepped: set[int] = set()  # ids of optimizers that have stepped since `update`
 
     def scale(self, loss: Any) -> Any:
-        """Return loss * scale, on the tape; for a list or tuple of losses, one of the scaled losses.
+        """Return loss * scale, with gradients; for a list or tuple of losses, one of the scaled losses.
 
         If the manager drops steps that overflow, a finite loss times the scale may be infinite: its gradients are then
         infinite too, and the step is skipped.

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
+from simparallel.arrays.seam import arrays_of, for_each, totals
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, each, get_namespace, gpu_of, has_data, is_array, is_on_gpu, read_numbers, to_host
+from simparallel.backend import Array, each, get_namespace, has_data, is_array, read_numbers
 from simparallel.base.checks import check_number
 from simparallel.clock.recorder import observer_of
 from simparallel.comm import current
 from simparallel.errors import InputError
-from simparallel.gpu.multi_tensor import for_each, sums
 
 # Elements summed in their own precision; the sums of blocks are added in float64.
 _BLOCK = 1 << 16
 
 
 def square_sum(x: Array) -> Any:
-    """Return the sum of squares, accurate to about 1e-7 for any number of elements; on a GPU as a 0-d array."""
-    if not isinstance(x, np.ndarray):
-        return sums(squares, [x])[0]
+    """Return the sum of squares of an array in host memory, accurate to about 1e-7 for any number of elements."""
     flat, total = x.reshape(-1), 0.0
     for start in each(range(0, flat.size, _BLOCK), x):
         part = flat[start : start + _BLOCK]
@@ -35,28 +31,9 @@ def square_sum(x: Array) -> Any:
 
 
 def squares(xp: Any, x: Array) -> Array:
-    """Return the squares in float64, for `sums`."""
+    """Return the squares in float64, for sums in a kernel."""
     x = x.astype("float64")
     return x * x
-
-
-def totals(arrays: Sequence[Array], on_host: Callable[[Array], Any], on_gpu: Callable[..., Array]) -> list[Any]:
-    """Return numbers: `on_host(x)` for arrays in host memory, and the sums of `on_gpu(xp, x)` over those on GPUs.
-
-    The host waits once for each GPU.
-    """
-    found: list[Any] = [None] * len(arrays)
-    on_gpus: dict[int | None, list[int]] = {}
-    for i, array in enumerate(arrays):
-        if is_on_gpu(array):
-            on_gpus.setdefault(gpu_of(array), []).append(i)
-        else:
-            found[i] = on_host(array)
-    for places in on_gpus.values():
-        values = to_host(sums(on_gpu, [arrays[i] for i in places])).tolist()
-        for i, value in zip(places, values, strict=True):
-            found[i] = value
-    return found
 
 
 def norm(x: Array, of: Tensor | None = None) -> Any:
@@ -66,7 +43,7 @@ def norm(x: Array, of: Tensor | None = None) -> Any:
 
     Collective: yes, if `of` is sharded.
     """
-    total = square_sum(x)
+    total = arrays_of(x).total(x, square_sum, squares)
     if of is not None and of.placement is not None:
         total = over_slices(read_numbers([total]), [of])[0]
     return get_namespace(total).sqrt(total) if is_array(total) else math.sqrt(total)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
+from simparallel.arrays.captures import refuse, running
+from simparallel.arrays.host.sums import wider
+from simparallel.arrays.seam import arrays_of, for_each, kernels_of
 from simparallel.autograd import Tensor, enable_grad
-from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
 from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, to_device_like, to_host
@@ -20,8 +20,6 @@ from simparallel.base.checks import check_flags, check_number
 from simparallel.clock.memory import OPTIMIZER
 from simparallel.clock.recorder import Recorder, observer_of
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
-from simparallel.gpu.capture import refuse, running
-from simparallel.gpu.multi_tensor import for_each
 from simparallel.machine.devices import Device
 from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule
@@ -64,7 +62,7 @@ def settings_among(arguments: Mapping[str, Any]) -> Group:
 
 
 def call_closure(closure: Callable[[], Any] | None) -> Any:
-    """Call the closure with the tape on and return its result; None without one."""
+    """Call the closure with gradients enabled and return its result; None without one."""
     if closure is None:
         return None
     with enable_grad():
@@ -91,7 +89,7 @@ class _GroupPlan:
 
 
 class StageParameters(list[Any]):
-    """The parameters of this rank's stages of a pipeline: a stage without parameters, as of an activation, is legal."""
+    """The parameters of this rank's pipeline stages. May be empty: a stage that is only an activation has none."""
 
 
 class Optimizer:
@@ -247,7 +245,7 @@ class Optimizer:
         """Update every parameter that has a gradient in `.grad`.
 
         Args:
-            closure: called first, with the tape on; it computes the gradients, and returns the loss.
+            closure: called first, with gradients enabled; it computes the gradients, and returns the loss.
 
         Returns:
             The result of the closure; None without one.
@@ -445,8 +443,9 @@ class Optimizer:
             array = grad._data
             if grad._device is not param._device:
                 common_device(f"{self._name}, parameter {i} and its gradient", (param, grad))
-        is_on_host = isinstance(data, np.ndarray)
-        is_same_kind = type(array) is type(data) or (is_array(array) and isinstance(array, np.ndarray) is is_on_host)
+        is_same_kind = type(array) is type(data) or (
+            is_array(array) and type(arrays_of(array)) is type(arrays_of(data))
+        )
         if not is_same_kind:
             raise InputError(
                 f"{self._name}: the gradient of parameter {i} is a {type(array).__name__}, "
@@ -513,7 +512,7 @@ class Optimizer:
         p = param._data
         xp, dtype = get_namespace(p), p.dtype if p.dtype.itemsize >= 4 else wider(p.dtype)
         # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
-        if not isinstance(p, np.ndarray):
+        if kernels_of[xp].joins_updates:
             key, call = (compute, dtype, factor != 1, tuple(settings.items())), ([p, grad, *state], [*numbers, factor])
             if self._queued is None:
                 _compute(key, [call])
@@ -558,7 +557,7 @@ class Optimizer:
 
         None on a GPU, where a kernel needs no memory for intermediate results.
         """
-        if not isinstance(param._data, np.ndarray):
+        if arrays_of(param._data).joins_updates:
             return None
         if param not in self._scratch:
             self._scratch[param] = get_namespace(param.data).empty_like(param.data, dtype=wider(param.dtype))

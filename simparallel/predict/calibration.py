@@ -136,10 +136,9 @@ def calibrate(
         if quick:
             raise InputError("calibrate: --quick is for the host; the measurements of a GPU are short. Leave it out.")
         # A calibration of the host needs no GPU.
-        from simparallel.gpu.device import gpu_of_rank
-        from simparallel.predict.gpu_calibration import measured_gpu
+        from simparallel.predict.gpu_calibration import measurement_of_gpu
 
-        file, measure = this_gpu_file(), partial(measured_gpu, gpu_of_rank(0))
+        file, measure = this_gpu_file(), measurement_of_gpu()
     path = Path(file if out is None else out)
     path.parent.mkdir(parents=True, exist_ok=True)
     spec = measure(tell)

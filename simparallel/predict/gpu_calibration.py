@@ -7,14 +7,15 @@ times alone, those of `fitting`. The interpreter's times and the GPU's are fitte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.backend import get_float32_matmul_precision, gpu_namespace
-from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from simparallel.machine.presets import THIS_GPU
 from simparallel.predict import gpu_measuring
@@ -131,6 +132,11 @@ def changed_since(spec: ClusterSpec) -> str:
     if spec.name == THIS_GPU:
         return changed(spec, gpu_fingerprint(gpu_of_rank(0))) if gpu_namespace() is not None else ""
     return changed(spec, fingerprint()) if spec.name == "this-host" else ""
+
+
+def measurement_of_gpu() -> partial[ClusterSpec]:
+    """Return `measured_gpu` for the first GPU; raise InputError if there is none that CuPy can use."""
+    return partial(measured_gpu, gpu_of_rank(0))
 
 
 def measured_gpu(gpu: Gpu, tell: Callable[[str], object]) -> ClusterSpec:

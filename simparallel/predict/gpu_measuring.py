@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel import models, optim
+from simparallel.arrays.cuda.device import Gpu
+from simparallel.arrays.host.windows import scratch
 from simparallel.autograd import Tensor
-from simparallel.autograd.kernels.windows import scratch
 from simparallel.clock.memory import NullAccount
 from simparallel.clock.recorder import WorkPrice, use_recorder
-from simparallel.gpu.device import Gpu
 from simparallel.machine.device import COPY, READ
 from simparallel.predict.measuring import (
     NS_PER_S,

@@ -193,6 +193,15 @@ class Prediction:
         return max(device["peak_bytes"] for memory in self.memory.values() for device in memory["devices"].values())
 
     @property
+    def software_bytes(self) -> int:
+        """The largest memory peak of any device with its own software.
+
+        Where `software` of the device is not "plain", operations keep what the kernels of today's frameworks keep
+        (`Op.eager_keeps`), not what NumPy's do; so attention keeps no scores.
+        """
+        return max(recorder.software_peak_bytes for recorder in self._recorders.values())
+
+    @property
     def fits(self) -> bool:
         """Whether the memory peak of every device is within its capacity."""
         return self.peak_bytes <= self.capacity_bytes

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.op import Context, Op
+from simparallel.backend import Array, has_data, is_array
 from simparallel.clock.critical_path import critical_path
 from simparallel.clock.event import COMPUTE, Event
+from simparallel.clock.memory import ACTIVATIONS, BUFFERS, MemoryAccount, owner_of
 from simparallel.clock.program import COLLECTIVE, LAUNCHER, RECEIVE, SEND, Communication, RankProgram
 from simparallel.clock.recorder import Launcher, Recorder, WorkPrice
 from simparallel.clock.shared_links import Interference
@@ -18,8 +22,102 @@ from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.machine.products import MatrixProduct
 
 
+class _KeptBytes:
+    """Bytes that a kernel keeps for backward, counted as an array is."""
+
+    base = None
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+class EagerAccount(MemoryAccount):
+    """The memory of a device whose kernels are those of today's frameworks.
+
+    There an activation is freed after the first operation that reads it, unless a backward needs it, or another
+    operation reads it later.
+    """
+
+    def __init__(self, who: str) -> None:
+        super().__init__(None, who)
+        # id of an array -> the number of backwards that need it.
+        self._needed: Counter[int] = Counter()
+
+    def note(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array) -> None:
+        """Count the result of an op, and what it keeps."""
+        arrays = [x for x in ctx.__dict__.values() if is_array(x)]
+        given, extra_bytes = {id(owner_of(x)) for x in inputs}, 0
+        kept, keeps = arrays, op.eager_keeps(ctx.plan)
+        if keeps is not None:
+            numbers, extra_bytes = keeps
+            kept = [inputs[i] for i in numbers]
+        if True not in ctx.needs:
+            kept, extra_bytes = [], 0
+        self.keep(ctx, kept, extra_bytes)
+        if is_array(y):
+            self.hold(y, ACTIVATIONS)
+        # The memory of a view is that of its input.
+        for key in given - {id(owner_of(y))}:
+            self._free(key)
+
+    def keep(self, owner: Any, arrays: Iterable[Array], extra_bytes: int = 0) -> None:
+        """Count arrays and bytes until `owner` is freed."""
+        for array in arrays:
+            if has_data(array) and id(owner_of(array)) not in self._held:
+                continue  # a batch
+            self.hold(array, ACTIVATIONS)
+            key = id(owner_of(array))
+            self._needed[key] += 1
+            weakref.finalize(owner, self._end, key).atexit = False
+        if extra_bytes:
+            owner.kept = _KeptBytes(extra_bytes)
+            self.hold(owner.kept, ACTIVATIONS)
+
+    def _release(self, held: Any) -> None:
+        # The garbage collector may report an array that was released just before.
+        if held.key in self._held and self._held[held.key] is held:
+            super()._release(held)
+
+    def _end(self, key: int) -> None:
+        self._needed[key] -= 1
+        self._free(key)
+
+    def _free(self, key: int) -> None:
+        held = self._held.get(key)
+        if held is not None and held.category == ACTIVATIONS and not self._needed[key]:
+            self._release(held)
+
+
+class TwoAccounts(MemoryAccount):
+    """The memory of this package's kernels, and beside it that of a device's software.
+
+    Attributes:
+        described: the second account.
+        is_shared: whether what is held now is held in both.
+    """
+
+    is_shared = True
+
+    def __init__(self, limit_bytes: int | None, who: str) -> None:
+        super().__init__(limit_bytes, who)
+        self.described = EagerAccount(who)
+
+    def hold(self, array: Any, category: str, **settings: Any) -> None:
+        super().hold(array, category, **settings)
+        if self.is_shared:
+            self.described.hold(array, category, **settings)
+
+    def hold_scratch(self, array: Any) -> None:
+        super().hold(array, BUFFERS)
+
+    def keep(self, owner: Any, arrays: Iterable[Array]) -> None:
+        self.described.keep(owner, arrays)
+
+
 class WorkRecorder(Recorder):
     """A recorder that also sums the time that the flops of the work take at the peak for their own dtypes.
+
+    Beside the memory of what runs here it counts that of the described software, see `Op.eager_keeps`.
 
     Attributes:
         at_peak_ps: (number of the device, whether the model needs the work) -> time [ps]; the model needs neither
@@ -31,6 +129,8 @@ class WorkRecorder(Recorder):
         self.at_peak_ps: Counter[tuple[int, bool]] = Counter()
         # Id of a price, which is kept -> time at peak [ps].
         self._at_peak_of: dict[int, int] = {}
+        if self.cluster.device.software != "plain":
+            self.memory = TwoAccounts(self.memory.limit_bytes, self.memory.who)
 
     def price(
         self,
@@ -54,6 +154,21 @@ class WorkRecorder(Recorder):
         # Measured operations may be faster than the described peak.
         at_peak_ps = min(self._at_peak_of[id(price)], self.clock_ps[COMPUTE] - start_ps)
         self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
+
+    @property
+    def software_peak_bytes(self) -> int:
+        """The peak of the memory with the software of the device."""
+        return self.memory.described.peak if isinstance(self.memory, TwoAccounts) else self.memory.peak
+
+    def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
+        memory = self.memory
+        if isinstance(memory, TwoAccounts):
+            memory.described.note(op, ctx, inputs, y)
+            memory.is_shared = False
+            super().end_forward(op, ctx, inputs, y, start_ns)
+            memory.is_shared = True
+        else:
+            super().end_forward(op, ctx, inputs, y, start_ns)
 
 
 class NotedTime(int):

@@ -38,13 +38,13 @@ def variables(
     # The user's variables may replace the master's address and port, but not the rank's own numbers.
     own = {name: str(number) for name, number in numbers.items()}
     masters = {name: own.pop(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
-    told = {**masters, **(common or {}), **own}
-    return {**told, CHILD_VARIABLE: f"{os.getpid()} {mark_of(told)}"}
+    values = {**masters, **(common or {}), **own}
+    return {**values, CHILD_VARIABLE: f"{os.getpid()} {mark_of(values)}"}
 
 
-def mark_of(told: Mapping[str, str]) -> str:
+def mark_of(values: Mapping[str, str]) -> str:
     """Return a string that identifies the rank and the job that the variables describe."""
-    return " ".join(told.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return " ".join(values.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
 class Places(NamedTuple):
@@ -73,5 +73,5 @@ def places(
     if not isinstance(rank_table, (RankTable, str, os.PathLike)):
         raise InputError(f"rank_table={rank_table!r} is neither a RankTable nor the path of one.")
     table = rank_table if isinstance(rank_table, RankTable) else read_rank_table(rank_table)
-    told = {"RANK_TABLE_FILE": table.path, **(environment or {})}
-    return Places(table.nodes_for(world_size, nodes), table.device_ids, told)
+    values = {"RANK_TABLE_FILE": table.path, **(environment or {})}
+    return Places(table.nodes_for(world_size, nodes), table.device_ids, values)

@@ -101,16 +101,17 @@ def _not_ours(log_dir: Path, nodes: Nodes, links: str, files: Sequence[str]) -> 
             yield f"{path.name} is a file of yours, and a rank that fails would replace it"
     for link, _ in _links(log_dir, nodes, links):
         if os.path.lexists(link) and not _is_our_link(link):
-            yield f"{_told(link, log_dir)} is a file of yours, not a link of an earlier run"
+            yield f"{_shown_path(link, log_dir)} is a file of yours, not a link of an earlier run"
         for folder in link.parents:
             if folder.is_symlink() and log_dir in folder.parents:
-                yield f"{_told(folder, log_dir)} is a link, and logs would be linked from outside of the directory"
+                shown = _shown_path(folder, log_dir)
+                yield f"{shown} is a link, and logs would be linked from outside of the directory"
             if os.path.lexists(folder) and not folder.is_dir():
-                told = _told(link, log_dir)
-                yield f"{_told(folder, log_dir)} is a file of yours, and {told} has to be below it"
+                shown = _shown_path(link, log_dir)
+                yield f"{_shown_path(folder, log_dir)} is a file of yours, and {shown} has to be below it"
 
 
-def _told(path: Path, log_dir: Path) -> Path:
+def _shown_path(path: Path, log_dir: Path) -> Path:
     """Return the path to show: relative to the directory if it is inside."""
     return path.relative_to(log_dir) if path.is_relative_to(log_dir) else path
 

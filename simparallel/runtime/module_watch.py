@@ -36,7 +36,7 @@ class Imported:
     """Files of the user's modules that this process has imported, each reported once."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._state: tuple[int, str] = (0, "")
 
     def new(self) -> list[str]:
@@ -49,8 +49,8 @@ class Imported:
         self._state = state
         main = sys.modules.get("__main__")
         found = {_file(module) for module in list(sys.modules.values()) if module is not main}
-        files = sorted(file for file in found - self._told if file and not is_installed(file))
-        self._told |= found
+        files = sorted(file for file in found - self._reported if file and not is_installed(file))
+        self._reported |= found
         return files
 
 

@@ -116,22 +116,22 @@ def _places(error: BaseException) -> str:
 
     An error that the package did not raise on purpose keeps these lines. Returns "" if no line is left.
     """
-    told = traceback.TracebackException.from_exception(error)
+    report = traceback.TracebackException.from_exception(error)
     cells: dict[str, str] = {}
-    chain: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
+    chain: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(report, error)]
     # The list grows during the loop, which appends causes and contexts.
     for one, raised in chain:
         if one is not None and raised is not None:
             one.stack = _users_lines(one.stack, meant=isinstance(raised, SimParallelError))
             cells |= {line.filename: cell for line in one.stack if (cell := cell_of(line.filename))}
             chain += [(one.__cause__, raised.__cause__), (one.__context__, raised.__context__)]
-    is_alone = told.__cause__ is None and (told.__context__ is None or told.__suppress_context__)
-    if is_alone and not told.stack and not isinstance(error, BaseExceptionGroup):
+    is_alone = report.__cause__ is None and (report.__context__ is None or report.__suppress_context__)
+    if is_alone and not report.stack and not isinstance(error, BaseExceptionGroup):
         return ""
     # The message stands above the traceback already, so its end only names the class. Groups show their members.
-    lines = list(told.format())
+    lines = list(report.format())
     if not isinstance(error, BaseExceptionGroup):
-        count = len(list(told.format_exception_only()))
+        count = len(list(report.format_exception_only()))
         lines[-count:] = [_name(type(error))]
     text = "".join(lines)
     for file, cell in cells.items():
@@ -172,8 +172,8 @@ def _users_lines(stack: traceback.StackSummary, *, meant: bool) -> traceback.Sta
 
 def _name(kind: type[BaseException]) -> str:
     """Return the name of an exception class as tracebacks print it."""
-    room = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    return room + kind.__qualname__
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return module + kind.__qualname__
 
 
 def report_unreceived(segment: SharedSegment, outcomes: list[Outcome]) -> None:

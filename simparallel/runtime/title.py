@@ -51,6 +51,6 @@ def set_program(rank: int, world_size: int, program: str = "") -> None:
         rank, world_size: the rank of the process, and the number of ranks.
         program: the program that it runs; "" while it waits for work.
     """
-    told = f": {program}" * bool(program)
-    set_title(f"simparallel rank {rank} of {world_size}{told}")
+    suffix = f": {program}" * bool(program)
+    set_title(f"simparallel rank {rank} of {world_size}{suffix}")
     set_name(rank, program)

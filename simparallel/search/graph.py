@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Context, Op, Plan, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import Node, Reversible
 from simparallel.autograd.tree_map import leaves
-from simparallel.backend import Array, get_namespace, random_state
+from simparallel.backend import Array, random_state
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
 from simparallel.base.dry_arrays import DryArray, without_data
@@ -249,7 +250,7 @@ class _Capturing(AbstractInterpreter):
         arrays = [self._array(x) for x in inputs]
         needs = tuple(grad_mode.enabled and x.requires_grad for x in inputs)
         plan = op._plan(arrays)
-        ctx = Context(get_namespace(*arrays), needs, plan)
+        ctx = Context(arrays_of(*arrays), needs, plan)
         # The address space of one process is too small for the arrays of many devices.
         is_large = max(plan.work.size_bytes, plan.output.size_bytes) > LARGE_BYTES
         y = placeholder(*plan.output).view(DryArray) if is_large else op.forward(ctx, *arrays)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -113,13 +112,14 @@ class Prices:
         asked, _ = self._asked(call)
         return (*self._halo(call, "forward"), *asked, self._op(call), *self.finish(call))
 
-    def backward(self, call: OpCall, needs: Sequence[bool], leaves: Sequence[bool]) -> Events:
+    def backward(self, call: OpCall, needs: Sequence[bool], leaves: Sequence[bool], left: Sequence[int] = ()) -> Events:
         """Return the events of an op's backward.
 
         Args:
             call: the op.
             needs: for each input whether its gradient is wanted.
             leaves: for each input whether it is a parameter that no other op reads, so that its sum may overlap.
+            left: indices of the inputs whose gradients are summed on their way back.
         """
         plan, itemsize = call.local, call.local.output.dtype.itemsize
         events: list[Event] = []
@@ -131,7 +131,7 @@ class Prices:
             events += self._halo(call, "backward")
         for i, spec in enumerate(plan.inputs):
             axes = call.sharding.gradient_axes(i)
-            groups = call.sharding.groups(axes) if axes and needs[i] else ()
+            groups = call.sharding.groups(axes) if axes and needs[i] and i not in left else ()
             if groups and len(groups[0]) > 1:
                 exchange = self.exchange("all_reduce", spec.size_bytes, groups)
                 size_bytes = spec.size_bytes
@@ -183,7 +183,7 @@ class Prices:
     # --- redistributions -----------------------------------------------------------------------------
 
     def way(self, source: Placement, target: Placement, itemsize: int) -> Events:
-        """Return the events of a redistribution between two placements without partial sums."""
+        """Return the events of a redistribution."""
         return self._way(source, target, itemsize)[0]
 
     def way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
@@ -210,8 +210,12 @@ class Prices:
             events: Events = ()
             copy = self._copy("Redistribute", new, itemsize)
             if found is None:
-                steps = plan_redistribution(source.layout, target.layout, source.shape).steps
-                events = (*chain(*(self._step(step, have, itemsize) for step in steps)), copy) if steps else ()
+                layout, steps = source.layout, plan_redistribution(source.layout, target.layout, source.shape).steps
+                for step in steps:
+                    held = prod(layout.local_shape(source.shape)) * itemsize
+                    events, layout = (*events, *self._step(step, held, itemsize)), step.layout
+                # A sum writes its result where it belongs; only parts that move are assembled.
+                events += (copy,) if any(step.exchange is not None for step in steps) else ()
             elif found.kind == "slice":
                 events = (copy,)
             elif found.kind != "nothing":
@@ -243,8 +247,10 @@ class Prices:
 
     def _step(self, step: Step, have: int, itemsize: int) -> Events:
         """Return the events of one step of a plan made rank by rank."""
-        if step.kind == "slice" or step.exchange is None:
+        if step.kind == "slice":
             return ()
+        if step.exchange is None:
+            return (self.exchange(step.kind, have, step.groups),)
         moves = [move for move in step.moves if move.source != move.target]
         sizes = [prod(shape_of(move.box)) * itemsize for move in moves]
         if step.kind == "messages":

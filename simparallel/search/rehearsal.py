@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Backward, Op, Redistribute, Tensor, running_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
@@ -206,13 +207,17 @@ class StepRehearsal:
         if halo is not None:
             arrays[halo.input] = self._new(*plan.inputs[halo.input], ACTIVATIONS)
         ctx = Rehearsal(tuple(node.has_backward and needed for needed in node.needs), plan, call.sharding)
-        ctx.xp = get_namespace(*arrays)
+        ctx.arrays = arrays_of(*arrays)
+        ctx.xp = ctx.arrays.xp
         y = Tensor._result(node.op.run_forward(ctx, arrays), placement=call.made)
         kept = [x for x in vars(ctx).values() if is_array(x)]
         made = {id(owner_of(x)) for x in (y.data, *kept)} - {id(owner_of(x)) for x in arrays}
         self._makers |= dict.fromkeys(made, number)
         if True in ctx.needs:
-            ctx.summed = [(i, x) for i, x in enumerate(inputs) if ctx.needs[i] and self._is_summed(call, i)]
+            left = [self._space.is_left(self._choice, number, i) for i in range(len(inputs))]
+            ctx.summed = [
+                (i, x) for i, x in enumerate(inputs) if ctx.needs[i] and not left[i] and self._is_summed(call, i)
+            ]
             back = _Step(partial(self._op_backward, node.op, call))
             y = Tensor._result(y.data, Node(back, ctx, tuple(inputs)), placement=call.made)  # type: ignore[arg-type]
         if call.made is not choice.output and choice.output is not call.made.gradient:

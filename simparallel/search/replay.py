@@ -87,7 +87,7 @@ def replay(space: Space, choice: Sequence[int], clock: Lockstep | None = None) -
         moves = [space.moves(choice, number, i) for i in range(len(node.inputs))]
         forwards.append((*chain(*(there for there, _ in moves)), *own.forward))
         back = chain(*(back for _, back in reversed(moves)))
-        backwards.append((*own.backward, *back) if node.has_backward else ())
+        backwards.append((*space.backward(choice, number), *back) if node.has_backward else ())
     # Last op of a part that backward runs again -> its first op.
     again = {part.end - 1: part.begin for part in space.recomputed if part.begin in space.again}
     for _ in range(graph.num_micro_batches):

@@ -21,7 +21,7 @@ from simparallel.layout.candidates import Candidate, candidates
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.movement import digits_of
 from simparallel.layout.rule import Shape
-from simparallel.layout.sharding import Placement, Sharding, placement
+from simparallel.layout.sharding import Placement, Sharding, placement, unfinished
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
@@ -116,7 +116,7 @@ class Space:
     # --- choices --------------------------------------------------------------------------------------
 
     def _choices_of(self, node: OpNode) -> list[Choice]:
-        leaves = tuple(self._is_alone(node, i) for i in range(len(node.inputs)))
+        leaves = self._leaves_of(node)
         key = (
             node.op.named,
             node.rule,
@@ -130,6 +130,9 @@ class Space:
         if key not in self._known:
             self._known[key] = self._made(node, leaves)
         return self._known[key]
+
+    def _leaves_of(self, node: OpNode) -> tuple[bool, ...]:
+        return tuple(self._is_alone(node, i) for i in range(len(node.inputs)))
 
     def _is_alone(self, node: OpNode, i: int) -> bool:
         """Return whether an input is a parameter that no other op reads."""
@@ -391,8 +394,40 @@ class Space:
             return (), ()
         itemsize = node.plan.inputs[i].dtype.itemsize
         there = self.prices.way(source, target, itemsize)
-        has_backward = node.needs[i] and node.has_backward and node.inputs[i].kind in (NODE, PARAMETER)
-        return there, self.prices.way(target, source, itemsize) if has_backward else ()
+        if not (node.needs[i] and node.has_backward and node.inputs[i].kind in (NODE, PARAMETER)):
+            return there, ()
+        return there, self.prices.way(unfinished(target, self._left_axes(choice, reader, i)), source, itemsize)
+
+    def backward(self, choice: Sequence[int], number: int) -> Events:
+        """Return the events of an op's backward, without the sums of gradients that are left to the way back."""
+        node, own = self.graph.nodes[number], self.choices[number][choice[number]]
+        left = [i for i in range(len(node.inputs)) if self.is_left(choice, number, i)]
+        if not own.backward or not left:
+            return own.backward
+        return self.prices.backward(own.call, node.needs, self._leaves_of(node), left)
+
+    def _is_moved(self, choice: Sequence[int], reader: int, i: int) -> bool:
+        target, (maker, sources) = self.choices[reader][choice[reader]].inputs[i], self.origin(reader, i)
+        return target is not None and bool(sources) and sources[0 if maker is None else choice[maker]] is not target
+
+    def is_left(self, choice: Sequence[int], reader: int, i: int) -> bool:
+        """Return whether an input was redistributed for this op alone: the way back sums its gradient."""
+        if self._is_moved(choice, reader, i):
+            return True
+        source = self.graph.nodes[reader].inputs[i]
+        is_given = source.kind == NODE and isinstance(self.graph.nodes[source.number].op, Redistribute)
+        if not is_given or len(self._readers[source]) > 1 or source.number in self.graph.roots:
+            return False
+        return self._is_moved(choice, source.number, 0)
+
+    def _left_axes(self, choice: Sequence[int], reader: int, i: int) -> tuple[str, ...]:
+        """Return the axes over which the gradient of a redistributed input is still to be summed."""
+        if isinstance(self.graph.nodes[reader].op, Redistribute):
+            readers = self._readers[InputSource(NODE, reader)]
+            if len(readers) != 1 or not self.is_left(choice, *readers[0]) or self._is_moved(choice, *readers[0]):
+                return ()
+            reader, i = readers[0]
+        return self.choices[reader][choice[reader]].call.sharding.gradient_axes(i)
 
     # --- the rest of a step ---------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ def transformer_plans(
     dtype: str = "bfloat16",
     count: int = 10,
     progress: Callable[[float], None] | None = None,
+    adapt: Callable[[TrainingPlan], TrainingPlan | None] = lambda plan: plan,
 ) -> list[TransformerPrediction]:
     """Return the fastest plans whose memory fits, the best one first.
 
@@ -38,12 +39,13 @@ def transformer_plans(
         dtype: see `predict_transformer`.
         count: number of plans.
         progress: is called with the finished part of the search, from 0 to 1.
+        adapt: returns a plan to price in place of one, or None to leave it out.
 
     Raises:
         InputError: the sequences and blocks cannot be divided over the devices.
         SearchError: no plan fits into the memory of a device. Facts: `least_bytes`, `limit_bytes`.
     """
-    capacity, states = cluster.device.memory_bytes, DTYPES[dtype][1]
+    capacity, states, software = cluster.device.memory_bytes, DTYPES[dtype][1], cluster.device.software
     divisions = list(_divisions(shape, cluster, global_batch, DTYPES[dtype][0]))
     if not divisions:
         raise InputError(
@@ -55,17 +57,18 @@ def transformer_plans(
     for number, division in enumerate(divisions):
         if progress is not None:
             progress(number / len(divisions))
-        for plan in _plans(division, global_batch):
-            most = range_bytes(plan, worst_memory(plan, "1f1b", states))[1]
+        for plan in filter(None, map(adapt, _plans(division, global_batch))):
+            most = range_bytes(plan, worst_memory(plan, "1f1b", states, software))[1]
             if most > capacity:
                 # Selective recomputation repeats nothing beside a fused kernel.
                 plan = replace(plan, recompute="full")
-                most = range_bytes(plan, worst_memory(plan, "1f1b", states))[1]
+                most = range_bytes(plan, worst_memory(plan, "1f1b", states, software))[1]
             least_bytes = most if least_bytes is None else min(least_bytes, most)
             if most <= capacity:
                 found.append(predict_plan(plan, cluster, "1f1b", dtype))
+    if least_bytes is None:
+        raise InputError("plan: none of the plans can be run.")
     if not found:
-        assert least_bytes is not None
         raise SearchError(
             f"plan: no plan fits: the least memory is {format_bytes(least_bytes)}, and a device of {cluster.name} has "
             f"{format_bytes(capacity)}. Use more devices, or shorter sequences.",

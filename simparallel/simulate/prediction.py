@@ -242,26 +242,35 @@ def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype:
         units = cluster.device.matrix_units or ANY_SHAPE
         efficiency = replace(efficiency, product=min(1.0, units.product * _FLOAT8_GAIN))
     time = step_time(plan, cluster, efficiency, states, schedule)
-    return TransformerPrediction(plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states))
+    return TransformerPrediction(
+        plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states, cluster.device.software)
+    )
 
 
-def worst_memory(plan: TrainingPlan, schedule: str, states: ModelStates) -> dict[str, int]:
+def worst_memory(
+    plan: TrainingPlan, schedule: str, states: ModelStates, software: str, keeps_gradients: bool = True
+) -> dict[str, int]:
     """Return the bytes by kind of the device that holds most.
 
     Args:
         plan: the model, and how it is cut.
         schedule: see `predict_transformer`.
         states: bytes of each parameter.
+        software: of the device.
+        keeps_gradients: whether gradients have memory between the steps; otherwise each chunk makes its own in its
+            first backward pass.
     """
-    kinds = (
-        {
-            "states": round(state_bytes(plan, stage, states)),
-            "activations": round(activation_bytes(plan, stage, schedule)),
-            "gathered": round(gathered_bytes(plan, stage, states)),
-        }
-        # Of equal stages the first holds most: more of its micro-batches are in flight.
-        for stage in plan.like_stages
-    )
+    without, kinds = replace(states, gradient=0), []
+    # Of equal stages the first holds most: more of its micro-batches are in flight.
+    for stage in plan.like_stages:
+        whole, rest = state_bytes(plan, stage, states), state_bytes(plan, stage, without)
+        for done in (None,) if keeps_gradients else (0, 1):
+            held = activation_bytes(plan, stage, schedule, software, done)
+            kinds.append({
+                "states": round(whole if done != 0 or plan.chunks > 1 else rest),
+                "activations": round(held),
+                "gathered": round(gathered_bytes(plan, stage, states)),
+            })  # fmt: skip
     return max(kinds, key=lambda kind: sum(kind.values()))
 
 

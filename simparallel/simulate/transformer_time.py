@@ -11,22 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.autograd.op import Op, instance
 from simparallel.autograd.ops.activation import GELU, SiLU
+from simparallel.autograd.ops.attention import RotaryEmbedding, ScaledDotProductAttention
 from simparallel.autograd.ops.cast import Cast
 from simparallel.autograd.ops.elementwise import Add, Mul
+from simparallel.autograd.ops.embedding import Embedding
 from simparallel.autograd.ops.indexing import Slice
 from simparallel.autograd.ops.loss import CrossEntropy
+from simparallel.autograd.ops.matmul import Linear
 from simparallel.autograd.ops.norm import LayerNorm, RMSNorm
+from simparallel.autograd.ops.shape import Permute
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine import achieved
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.machine.products import MatrixProduct, MatrixUnits
-from simparallel.simulate.transformer import TrainingPlan
+from simparallel.simulate.transformer import TrainingPlan, Weight
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 
 # A device of which nothing but its peak is known: products of every shape reach the same share.
@@ -134,13 +139,15 @@ class Kernel(NamedTuple):
         flops: floating-point operations.
         size_bytes: bytes read and written.
         product: the shape of its matrix product; None without one.
-        is_start: whether the interpreter starts it by itself, and not together with another one of its op.
+        is_product: whether the flops are those of a matrix product, of any shape.
+        itemsize: bytes of an item; None for an activation.
     """
 
     flops: int
     size_bytes: int
     product: MatrixProduct | None = None
-    is_start: bool = True
+    is_product: bool = True
+    itemsize: int | None = None
 
 
 class Pass(NamedTuple):
@@ -154,6 +161,7 @@ class Pass(NamedTuple):
         rounds: number of times that keys and values go round the context group: once in each forward pass, and twice in
             the backward pass, with their gradients.
         exchanges: number of all-to-alls of the experts' devices.
+        sums: bytes of further all-reduces in the tensor group: of a row's logits, and of gradients.
     """
 
     forward: list[Kernel]
@@ -163,6 +171,7 @@ class Pass(NamedTuple):
     hidden: int
     rounds: int = 0
     exchanges: int = 0
+    sums: tuple[int, ...] = ()
 
 
 def step_time(
@@ -200,12 +209,23 @@ def step_time(
     # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     alike = plan.like_stages
-    stages = {stage: price.stage(stage) for stage in alike}
+    is_split = schedule not in FORMULAS and any(
+        "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
+    )
+    stages = {stage: price.stage(stage, is_split) for stage in alike}
     slowest = max(stages, key=lambda stage: stages[stage].sum_ps)
     own = stages[slowest]
     all_ps = sum(len(alike[stage]) * stages[stage].sum_ps for stage in alike)
     messages_ps = m * own.messages_ps
-    if p == 1 or schedule in FORMULAS:
+    if p > 1 and v == 1 and schedule in FORMULAS:
+        each = [0] * p
+        for first, like in alike.items():
+            for stage in like:
+                each[stage] = stages[first].sum_ps - stages[first].messages_ps
+        waiting_ps = _pipelined(each, own.messages_ps, m, schedule == "1f1b")
+        bubble = Fraction(_pipelined(each, 0, m, schedule == "1f1b") - m * max(each))
+        messages_ps = waiting_ps - round(bubble) - m * max(each)
+    elif p == 1 or schedule in FORMULAS:
         bubble = Fraction(all_ps - own.sum_ps, v) + Fraction((v - 1) * (-m % p) * own.sum_ps, v)
     else:
         ideal_ps = m * (own.sum_ps - own.messages_ps)
@@ -252,6 +272,28 @@ class _Stage(NamedTuple):
         return sum(self[:-2])
 
 
+def _pipelined(each_ps: Sequence[int], message_ps: int, count: int, has_window: bool) -> int:
+    """Return the time of a pipeline with one stage a device [ps].
+
+    The longest of these chains: all micro-batches on one stage, between the way of the first one to it and of the last
+    one back; and under 1F1B, where stage s of p begins a micro-batch after the backward of the one p - s before, the
+    rounds of such a window from that stage to the last one and back.
+
+    Args:
+        each_ps: forward and backward of each stage [ps].
+        message_ps: a message and its reply [ps].
+        count: number of micro-batches.
+        has_window: whether the schedule is 1F1B, not GPipe.
+    """
+    all_ps, p = sum(each_ps) + message_ps * (len(each_ps) - 1), len(each_ps)
+    chains = [all_ps + (count - 1) * max(each_ps)]
+    for stage in range(p if has_window else 0):
+        around_ps = sum(each_ps[stage:]) + message_ps * (p - 1 - stage)
+        rounds, rest = divmod(count - 1, p - stage)
+        chains.append(all_ps + rounds * around_ps + rest * max(each_ps[stage:]))
+    return max(chains)
+
+
 def _clocked(plan: TrainingPlan, name: str, stages: dict[int, _Stage], messages_ps: int) -> int:
     """Return the time of a schedule by its own clock [ps]; exchanges of a stage are spread over its work."""
     ranks, chunks = plan.pipeline, plan.chunks
@@ -282,37 +324,39 @@ class _Prices:
         self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
     def kernels(self, kernels: Iterable[Kernel]) -> int:
-        # Only products and attention have flops; all other kernels take as long as their bytes.
-        device_s = cache(partial(self.cluster.device.device_s, itemsize=self.plan.item_bytes, is_product=True))
+        device_s, item = self.cluster.device.device_s, self.plan.item_bytes
         return sum(
-            picoseconds(device_s(flops, size_bytes, products=(product,) if product else ()))
-            for flops, size_bytes, product, _ in kernels
+            picoseconds(device_s(flops, size_bytes, itemsize or item, is_product, products=(product,) if product else ()))
+            for flops, size_bytes, product, is_product, itemsize in kernels
         )
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
         return self.cluster.collective(op, round(size_bytes), tuple(group)).time_ps if len(group) > 1 else 0
 
-    def stage(self, stage: int) -> _Stage:
-        """Price one micro-batch on a stage."""
-        plan = self.plan
+    def stage(self, stage: int, is_split: bool = False) -> _Stage:
+        """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
+        plan, device = self.plan, self.cluster.device
+        is_joined = _is_by_op(plan, device.software) and not is_split
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
-        forward_ps = backward_ps = weights_ps = shown = hidden = rounds = exchanges = started = 0
-        for count, work in _stage_work(plan, stage, self.states.gradient, self.cluster.device.software):
+        forward_ps = backward_ps = weights_ps = sums_ps = shown = hidden = rounds = exchanges = started = 0
+        for count, work in _stage_work(plan, stage, self.states.gradient, device.software):
             forward_ps += count * self.kernels(work.forward)
             backward_ps += count * self.kernels(work.backward)
             weights_ps += count * self.kernels(work.weights)
-            # An op's backward starts its gradients of inputs and weights together.
-            each = (*work.forward, *work.backward)
-            started += count * sum(kernel.is_start and kernel[:2] != (0, 0) for kernel in each)
+            if is_joined:
+                # All gradients of a product, or of a norm, are one operation, which starts once.
+                weights_ps -= count * len(work.weights) * picoseconds(device.launch_s)
+            started += count * len((*work.forward, *work.backward, *([] if is_joined else work.weights)))
             shown += count * work.shown
             hidden += count * work.hidden
             rounds += count * work.rounds
             exchanges += count * work.exchanges
+            sums_ps += sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
         hidden_ps = hidden * reduce_ps
         if plan.overlap_tensor:
             hidden_ps = max(0, hidden_ps - weights_ps)
-        tensor_ps = shown * reduce_ps + hidden_ps
+        tensor_ps = shown * reduce_ps + hidden_ps + sums_ps
         messages_ps = 0
         if plan.pipeline > 1:
             # Each device sends its part to the next stage, whose tensor group puts it together.
@@ -403,28 +447,41 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: s
     own = tokens // t if plan.sequence_parallel else tokens
     blocks = zip(plan.count_layers(stage), (False, True), strict=True)
     work = [(count, _block_work(plan, gradient_bytes, is_sparse, software)) for count, is_sparse in blocks if count]
-    if stage == 0:
+    vocabulary = -(-shape.vocabulary // t)
+    is_last, is_by_op = stage == plan.pipeline - 1, _is_by_op(plan, software)
+    if stage == 0 and is_by_op:
+        calls: list[Call] = [(instance(Embedding), (tokens,), (vocabulary, h))]
+        if rows := shape.full.num_positions:
+            length = shape.length // plan.context
+            calls += [
+                (instance(Embedding), (length,), (rows, h)),
+                (instance(Add), (own // length, length, h), (length, h)),
+            ]
+        work.append((1, Pass(*_by_op(plan, software, calls), 1, 0)))
+    elif stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
         lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
-        dropout = [Kernel(0, (2 * item + 1) * own * h)] * (shape.has_dropout and software != "eager")
+        dropout = [Kernel(0, (2 * item + 1) * own * h)] * shape.has_dropout
         work.append((1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
-    if stage == plan.pipeline - 1:
-        vocabulary = -(-shape.vocabulary // t)
+    if is_by_op and shape.has_bias:
+        # One device adds the biases of the products that end a branch; their gradients travel together.
+        work.append((1, Pass([], [], [], 0, 0, sums=(2 * item * h * sum(plan.count_layers(stage)),))))
+    if is_last and is_by_op:
+        # The loss is computed in float32.
+        cast = [(instance(Cast, "f4"), (tokens, vocabulary))] * (item < 4)
+        loss = (instance(CrossEntropy), (tokens, vocabulary), (tokens,))
+        head = [_norm(plan, own, h), (instance(Linear), (tokens, h), (vocabulary, h)), *cast, loss]
+        # The largest logit of each row; the sum of the exponentials, and the label's logit.
+        work.append((1, Pass(*_by_op(plan, software, head), 0, 1, sums=(4 * tokens, 8 * tokens))))
+    elif is_last:
+        # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
         logits = tokens * vocabulary
-        if software == "eager":
-            # The loss is computed in float32.
-            loss, loss_backward = _kernels(
-                item, (Cast("f4"), (tokens, vocabulary)), (CrossEntropy(), (tokens, vocabulary), (tokens,))
-            )
-        else:
-            # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
-            convert = Kernel(0, (item + 4) * logits)
-            loss, loss_backward = [convert, Kernel(0, 8 * logits)], [convert]
+        convert = Kernel(0, (item + 4) * logits)
         norm, norm_backward = Kernel(0, 2 * item * own * h), Kernel(0, 3 * item * own * h)
-        head = [norm, _product(tokens, h, vocabulary, item), *loss]
-        back = [*loss_backward, _product(tokens, vocabulary, h, item), norm_backward]
+        forward = [norm, _product(tokens, h, vocabulary, item), convert, Kernel(0, 8 * logits)]
+        back = [convert, _product(tokens, vocabulary, h, item), norm_backward]
         weights = [_weight_gradient(tokens, h, vocabulary, item, gradient_bytes)]
-        work.append((1, Pass(head, back, weights, 0, 1)))
+        work.append((1, Pass(forward, back, weights, 0, 1)))
     return work
 
 
@@ -432,7 +489,9 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
     """Return the kernels of a block for one micro-batch."""
     shape, t, item = plan.shape, plan.tensor, plan.item_bytes
     full, tokens, h = shape.full, plan.tokens, shape.width
-    parts = [(tokens, 1, weight) for weight in shape.attention_weights(t)]
+    is_by_op = _is_by_op(plan, software)
+    # Ops have those of dense parts.
+    parts = [] if is_by_op else [(tokens, 1, weight) for weight in shape.attention_weights(t)]
     # The features of activation functions.
     inner = full.mlp_width * tokens // t
     moved = 0
@@ -447,7 +506,7 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
         inner = (copies * shape.expert_width + tokens * shape.shared_width) // t
         # Copies are put in the order of the experts, and back.
         moved = 2 * item * copies * h
-    else:
+    elif not is_by_op:
         parts += [(tokens, 1, weight) for weight in shape.mlp_weights(full.mlp_width, t)]
     products = [_product(rows, weight.inner, weight.columns, item, count) for rows, count, weight in parts]
     # The input gradient of a product costs as much as the product.
@@ -456,42 +515,34 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
         _weight_gradient(rows, weight.inner, weight.columns, item, gradient_bytes, count)
         for rows, count, weight in parts
     ]
+    again, exchanged = plan.recompute == "full", [Kernel(0, moved)] * 2 * is_sparse
+    if is_by_op:
+        between, between_backward, of_weights = _by_op(plan, software, _block_calls(plan, inner, is_sparse))
+        forward = [*products, *exchanged, *between]
+        backward = [*forward * again, *of_inputs, *exchanged, *between_backward]
+        weights += of_weights
+        return Pass(forward, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse)
     turned = 2 * item * tokens * (shape.num_heads // t + shape.kv_heads(t)) * full.head_size
-    moves = [Kernel(0, turned)] * (not full.num_positions) + [Kernel(0, moved)] * 2 * is_sparse
+    moves = [Kernel(0, turned)] * (not full.num_positions) + exchanged
     core, core_backward = _attention(plan)
-    between, between_backward = _between(plan, inner, software)
-    if software == "eager":
-        # Gradients of biases are sums by kernels of their own.
-        between_backward = between_backward + [
-            Kernel(0, item * rows * weight.columns, is_start=False) for rows, _, weight in parts if weight.biases
-        ]
+    between, between_backward = _between(plan, inner)
     forward = [*products, *moves, *between]
     recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
     backward = [*recomputed, *of_inputs, *core_backward, *moves, *between_backward]
-    again = plan.recompute == "full"
     return Pass(forward + core, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse)
 
 
-def _between(plan: TrainingPlan, inner: int, software: str) -> tuple[list[Kernel], list[Kernel]]:
+def _between(plan: TrainingPlan, inner: int) -> tuple[list[Kernel], list[Kernel]]:
     """Return the kernels of a block that are no products and no attention: forward and backward.
 
     Args:
         plan: the model, and how it is cut.
         inner: elements of an activation function on a device.
-        software: of the device.
     """
     shape, t, item = plan.shape, plan.tensor, plan.item_bytes
-    full, tokens, h = shape.full, plan.tokens, shape.width
+    tokens, h = plan.tokens, shape.width
     own = tokens // t if plan.sequence_parallel else tokens
     mask, gated = shape.has_dropout, shape.is_gated
-    if software == "eager":
-        norm = (LayerNorm(), (own, h), (h,), (h,)) if shape.has_layer_norm else (RMSNorm(), (own, h), (h,))
-        gate = ((SiLU(), (inner,)), (Mul(), (inner,), (inner,))) if gated else ((GELU(), (inner,)),)
-        sizes = [shape.num_heads // t * full.head_size] + [
-            shape.kv_heads(t) * size for size in (full.head_size, full.value_size)
-        ]
-        parts = [(Slice(((0, tokens, 1), (0, size, 1))), (tokens, sum(sizes))) for size in sizes]
-        return _kernels(item, *[norm, (Add(), (own, h), (own, h))] * 2, *gate, *(parts if not shape.kv_rank else ()))
     forward = [Kernel(0, 2 * item * own * h)] * 2
     forward += [Kernel(0, (3 * item + mask) * own * h)] * 2 + [Kernel(0, (2 + gated) * item * inner)]
     # Norms read the input and the gradient and write a gradient, which is then added to that of the residual; a dropout
@@ -500,22 +551,99 @@ def _between(plan: TrainingPlan, inner: int, software: str) -> tuple[list[Kernel
     return forward, backward + [Kernel(0, (3 + 2 * gated) * item * inner)]
 
 
-def _kernels(itemsize: int, *calls: tuple[Any, ...]) -> tuple[list[Kernel], list[Kernel]]:
-    """Return the kernels of ops without products, forward and backward, as today's frameworks run them.
+# An op, and the shapes of its inputs.
+Call = tuple[Any, ...]
+
+
+def _is_by_op(plan: TrainingPlan, software: str) -> bool:
+    """Return whether the kernels are those that ops have on this software, one after the other."""
+    return software == "eager" or (software == "plain" and not plan.fused_attention)
+
+
+def _norm(plan: TrainingPlan, rows: int, size: int) -> Call:
+    if plan.shape.has_layer_norm:
+        return instance(LayerNorm), (rows, size), (size,), (size,)
+    return instance(RMSNorm), (rows, size), (size,)
+
+
+def _block_calls(plan: TrainingPlan, inner: int, is_sparse: bool) -> list[Call]:
+    """Return the ops of a block, as `models.Decoder` calls them; without the products of a sparse feed-forward part.
 
     Args:
-        itemsize: bytes of an activation.
-        calls: an op, and the shapes of its inputs; those of one dim are indices in a loss, and weights elsewhere.
+        plan: the model, and how it is cut.
+        inner: elements of an activation function on a device.
+        is_sparse: whether the block has experts.
     """
-    forward, backward = [], []
-    for op, *shapes in calls:
-        is_loss = isinstance(op, CrossEntropy)
-        dtypes = ("f4", "i8") if is_loss else (f"f{itemsize}",) * len(shapes)
-        plan = op._make_plan(tuple((shape, np.dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)))
-        needs = (True, *[not is_loss] * (len(shapes) - 1))
-        forward.append(Kernel(0, op.cost(plan, "eager")[0].size_bytes))
-        backward.append(Kernel(0, op.cost(plan, "eager", needs)[0].size_bytes))
-    return forward, backward
+    shape, t = plan.shape, plan.tensor
+    full, tokens, h = shape.full, plan.tokens, shape.width
+    own = tokens // t if plan.sequence_parallel else tokens
+    heads, kv_heads, keys, values = shape.num_heads // t, shape.kv_heads(t), full.head_size, full.value_size
+    batch, rows = plan.micro_batch, shape.length // plan.context
+
+    def linears(weights: list[Weight]) -> list[Call]:
+        return [
+            (instance(Linear), (tokens, each.inner), (each.columns, each.inner), *[(each.columns,)] * (each.biases > 0))
+            for each in weights
+        ]
+
+    *qkv, out = linears(shape.attention_weights(t))
+    up, down = ([each] for each in linears(shape.mlp_weights(full.mlp_width, t)))
+    if is_sparse:
+        up = down = []
+    norm, add = _norm(plan, own, h), (instance(Add), (own, h), (own, h))
+    calls = [norm, *qkv]
+    if not shape.kv_rank:
+        sizes = heads * keys, kv_heads * keys, kv_heads * values
+        calls += [(instance(Permute, (1, 0)), (tokens, sum(sizes)))]
+        calls += [(instance(Slice, ((0, tokens, 1), (0, size, 1))), (tokens, sum(sizes))) for size in sizes]
+    if shape.has_query_norm:
+        calls += [_norm(plan, tokens * count, keys) for count in (heads, kv_heads)]
+    if not full.num_positions:
+        calls += [(instance(RotaryEmbedding), (tokens * count, keys)) for count in (heads, kv_heads)]
+    calls += [
+        (
+            instance(ScaledDotProductAttention, True),
+            (batch, kv_heads, heads // kv_heads, rows, keys),
+            (batch, kv_heads, 1, shape.length, keys),
+            (batch, kv_heads, 1, shape.length, values),
+        ),
+        (instance(Permute, (1, 0)), (tokens, heads * values)),
+    ]
+    calls += [out, add, norm, *up]
+    if shape.is_gated:
+        calls += [(instance(Slice, ((0, inner, 1), (0, 1, 1))), (inner, 2))] * 2
+        calls += [(instance(SiLU), (inner,)), (instance(Mul), (inner,), (inner,))]
+    else:
+        calls += [(instance(GELU, "tanh"), (inner,))]
+    return [*calls, *down, add]
+
+
+def _by_op(plan: TrainingPlan, software: str, calls: list[Call]) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
+    """Return the kernels of ops: forward, backward, and the gradients of weights."""
+    each = [_kernels(plan.item_bytes, software, *call) for call in calls]
+    return tuple([kernel for kernels in each for kernel in kernels[part]] for part in range(3))  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1 << 14)
+def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> tuple[tuple[Kernel, ...], ...]:
+    """Return the kernels of an op: forward, backward, and the gradients of weights where these can come later."""
+    value = f"f{itemsize}"
+    dtypes = {CrossEntropy: ("f4", "i8"), Embedding: ("i8", value)}.get(type(op), (value,) * len(shapes))
+    plan = op._make_plan(tuple((shape, np.dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)))
+
+    def kernels(*needs: bool) -> tuple[Kernel, ...]:
+        work, products = op.cost(plan, software, needs or None)
+        product = products[0] if products else None
+        kernel = Kernel(*work, product, op.is_matrix_product, plan.output.dtype.itemsize)
+        # A view has no kernel.
+        return (kernel,) * any(work)
+
+    floats = tuple(spec.dtype.kind == "f" for spec in plan.inputs)
+    if not isinstance(op, (Linear, LayerNorm, RMSNorm)):
+        return kernels(), kernels(*floats), ()
+    # A kernel of its own sums the gradient of a bias.
+    bias = (Kernel(0, plan.output.size_bytes),) * (isinstance(op, Linear) and len(shapes) > 2)
+    return kernels(), kernels(True, *[False] * (len(shapes) - 1)), (*kernels(False, True), *bias)
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:

@@ -54,7 +54,7 @@ class Mismatch(NamedTuple):
     at: tuple[int, ...] | None  # index in the part of the rank; None for shapes, texts and missing values
     value: Any
     expected: Any
-    told: str  # appended to the message
+    details: str  # appended to the message
 
     def error(self, world_size: int, case: Mapping[str, Any]) -> NotEquivalentError:
         """Return the error that reports this difference."""
@@ -66,7 +66,7 @@ class Mismatch(NamedTuple):
         size = f"Smallest failing case: {case_text(world_size, case)}" if case else f"At world_size {world_size}"
         return NotEquivalentError(
             f"assert_equivalent: the ranks do not compute the result of one device. {size}: {where}: "
-            f"{_show(self.value)}, on one device {_show(self.expected)}.{self.told}",
+            f"{_show(self.value)}, on one device {_show(self.expected)}.{self.details}",
             step=step, phase=phase, name=name, rank=self.rank, index=self.at, value=_plain(self.value),
             expected=_plain(self.expected), world_size=world_size, case=dict(case),
         )  # fmt: skip
@@ -218,14 +218,14 @@ def expected_parts(
     }
     if any(len(shape) != whole.ndim for shape in shapes.values()) or len(cut) != 1:
         rank = next(rank for rank, shape in shapes.items() if shape != whole.shape)
-        told = " Ranks hold the whole, or slices of one dim in their order; for other parts pass slices=."
-        return Mismatch(key, rank, None, shapes[rank], whole.shape, told)
+        details = " Ranks hold the whole, or slices of one dim in their order; for other parts pass slices=."
+        return Mismatch(key, rank, None, shapes[rank], whole.shape, details)
     (dim,) = cut
     sizes = [shape[dim] for shape in shapes.values()]
     ends = np.cumsum(sizes).tolist()
     if ends[-1] != whole.shape[dim]:
-        told = f" The slices of dim {dim} have {' + '.join(map(str, sizes))} = {ends[-1]}."
-        return Mismatch(key, next(iter(shapes)), None, next(iter(shapes.values())), whole.shape, told)
+        details = f" The slices of dim {dim} have {' + '.join(map(str, sizes))} = {ends[-1]}."
+        return Mismatch(key, next(iter(shapes)), None, next(iter(shapes.values())), whole.shape, details)
     parts = np.split(whole, ends[:-1], dim)
     return dict(zip(shapes, parts, strict=True))
 
@@ -258,12 +258,12 @@ def _describe(
         largest = float(np.max(np.abs(flat - right)[bad]))
         ratios = (flat / right)[bad & (right != 0)]
     others = "" if len(wrong) == len(held) else f" on {format_ranks(list(wrong))} of {len(held)}"
-    told = f" {bad.sum()} of {bad.size} numbers differ{others}, by up to {largest:.3g}"
+    details = f" {bad.sum()} of {bad.size} numbers differ{others}, by up to {largest:.3g}"
     # Fewer different numbers have a common factor, or one order, by chance.
     is_telling = len(np.unique(right[bad])) >= _MIN_NUMBERS
     limit = tolerance.of(*held.values(), *expected.values())
     if is_telling and ratios.size == bad.sum() and isfinite(ratios[0]) and np.allclose(ratios, ratios[0], rtol=1e-3):
-        told += f"; each is {ratios[0]:.4g} times the value of one device"
+        details += f"; each is {ratios[0]:.4g} times the value of one device"
     elif is_telling and np.allclose(np.sort(flat), np.sort(right), rtol=0, atol=limit, equal_nan=True):
-        told += "; they are the same values as on one device, in another order"
-    return told + "."
+        details += "; they are the same values as on one device, in another order"
+    return details + "."

@@ -14,6 +14,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
+from simparallel.base.checks import check_choice
 from simparallel.errors import InputError, NotEquivalentError, RunFailedError
 from simparallel.nn import Module
 from simparallel.optim import Optimizer
@@ -102,8 +103,8 @@ def assert_equivalent(
     if not callable(program):
         raise InputError(f"assert_equivalent: program is {program!r}, expected a Module or a function.")
     names = ("ddp", "pipeline", *MODES)
-    if isinstance(strategy, str) and strategy not in names:
-        raise InputError(f"assert_equivalent: strategy={strategy!r} is not one of {', '.join(names)}.")
+    if isinstance(strategy, str):
+        check_choice("assert_equivalent", "strategy", strategy, names)
     if isinstance(program, Module) and not is_training:
         raise InputError("assert_equivalent: a model needs strategy= or parallel=.")
     check = partial(
@@ -160,7 +161,7 @@ def _check_training(
     found = first_difference(one, records, tolerance, slices, OPTIONAL)
     if found is not None:
         if found.key[:2] in ((0, OUTPUT), (0, LOSS)) and (layer := first_layer(layers[0], layers[1:], tolerance)):
-            found = found._replace(told=f"{found.told} The first layer whose output differs is {layer!r}.")
+            found = found._replace(details=f"{found.details} The first layer whose output differs is {layer!r}.")
         raise found.error(world_size, case)
 
 
@@ -248,13 +249,13 @@ def _smallest(
 
     def error_of(case: Any) -> Exception | None:
         count, chosen, values = case
-        told = {**chosen, "inputs": _shapes_text(values)} if _is_drawn(inputs) else dict(chosen)
+        shown = {**chosen, "inputs": _shapes_text(values)} if _is_drawn(inputs) else dict(chosen)
         try:
-            check(values, chosen, count, told)
+            check(values, chosen, count, shown)
         except NotEquivalentError as error:
             return error
         except RunFailedError as error:
-            error.add_note(f"Smallest failing case: {case_text(count, told)}.")
+            error.add_note(f"Smallest failing case: {case_text(count, shown)}.")
             return error
         return None
 

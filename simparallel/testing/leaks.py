@@ -134,8 +134,8 @@ def no_leaks(limit_s: float = 3.0) -> Iterator[None]:
     before = belongings()
     yield
     left = new_belongings(before, limit_s)
-    for text in left.get("processes", ()):
+    for process in left.get("processes", ()):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(text.split()[1]), KILL)
-    told = "; ".join(f"{kind}: {', '.join(sorted(texts))}" for kind, texts in left.items())
-    assert not left, f"left behind: {told}"
+            os.kill(int(process.split()[1]), KILL)
+    text = "; ".join(f"{kind}: {', '.join(sorted(texts))}" for kind, texts in left.items())
+    assert not left, f"left behind: {text}"

@@ -141,11 +141,11 @@ def show_ranks(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], 
         head = error.args[0].partition("\n\nTraceback of rank")[0]
         short = RunFailedError("\n".join([head, *getattr(error, "__notes__", ())]), **error.facts)
         report.longrepr = pytest.ExceptionInfo.from_exc_info((type(short), short, excinfo.tb)).getrepr(style="value")
-    for rank, told in sorted(error.facts["reports"].items()):
-        if not told["secondary"]:
-            title = f"rank {rank} failed: {told['summary'].splitlines()[0]}"
+    for rank, failure in sorted(error.facts["reports"].items()):
+        if not failure["secondary"]:
+            title = f"rank {rank} failed: {failure['summary'].splitlines()[0]}"
             report.sections.append(
-                (title, "\n".join(filter(None, [told["places"] or told["summary"], output.get(rank)])))
+                (title, "\n".join(filter(None, [failure["places"] or failure["summary"], output.get(rank)])))
             )
 
 

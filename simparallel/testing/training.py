@@ -76,22 +76,22 @@ class TrainingRun:
         model = (self.parallel or self.make_model)()
         if self.parallel is not None:
             self._load(model)
-        way = _way(self, model)
-        tensors = {**way.parameters(), **dict(way.model.named_buffers())}
+        runner = _runner_for(self, model)
+        tensors = {**runner.parameters(), **dict(runner.model.named_buffers())}
         record: Record = {(None, INITIAL, name): _whole(x) for name, x in tensors.items() if has_data(x.data)}
-        optimizer = self.optimizer(way.parameters().values())
+        optimizer = self.optimizer(runner.parameters().values())
         for step in range(self.steps):
             optimizer.zero_grad()
-            record |= {(step, phase, name): value for (phase, name), value in way.step().items()}
-            record |= {(step, GRADIENT, name): _whole(p.grad) for name, p in way.parameters().items()}
+            record |= {(step, phase, name): value for (phase, name), value in runner.step().items()}
+            record |= {(step, GRADIENT, name): _whole(p.grad) for name, p in runner.parameters().items()}
             optimizer.step()
-            record |= {(step, PARAMETER, name): _whole(p) for name, p in way.parameters().items()}
-            record |= _state(step, optimizer, way.parameters())
-            record |= {(step, BUFFER, name): _whole(x) for name, x in way.model.named_buffers()}
-        record[LAYERS] = way.layers
-        way.model.eval()
+            record |= {(step, PARAMETER, name): _whole(p) for name, p in runner.parameters().items()}
+            record |= _state(step, optimizer, runner.parameters())
+            record |= {(step, BUFFER, name): _whole(x) for name, x in runner.model.named_buffers()}
+        record[LAYERS] = runner.layers
+        runner.model.eval()
         with no_grad():
-            record[None, EVALUATION, ""] = _whole(way.predict())
+            record[None, EVALUATION, ""] = _whole(runner.predict())
         return record
 
     def after(self, one: Record) -> TrainingRun:
@@ -128,8 +128,8 @@ class TrainingRun:
                 raise _error(parts)
             for rank, shape in held.items():
                 if parts[rank].shape != shape:
-                    told = " The latter is the result of `slices`."
-                    raise _error(Mismatch(key, rank, None, shape, parts[rank].shape, told))
+                    details = " The latter is the result of `slices`."
+                    raise _error(Mismatch(key, rank, None, shape, parts[rank].shape, details))
             part = parts[communicator.rank]
             x.data[...] = as_tensor(
                 part if x.layout is None else part[x.layout.slices(communicator.rank, x.shape)]
@@ -161,7 +161,7 @@ def _state(step: int, optimizer: Optimizer, parameters: Mapping[str, Tensor]) ->
     return found
 
 
-# --- the ways to run a step -----------------------------------------------------------------------------
+# --- runners of a step ---------------------------------------------------------------------------------
 
 
 class _Plain:
@@ -292,8 +292,8 @@ class _Pipelined(_Plain):
         return self.pipeline.predict(*self.training.arguments)
 
 
-def _way(training: TrainingRun, model: Module) -> _Plain:
-    """Return how the model runs under the strategy."""
+def _runner_for(training: TrainingRun, model: Module) -> _Plain:
+    """Return the runner of the model's steps under the strategy."""
     strategy = training.strategy
     if strategy == "ddp":
         return _DataParallel(training, model)
@@ -310,9 +310,9 @@ def _way(training: TrainingRun, model: Module) -> _Plain:
         return _Automatic(replace(training, strategy=parallel), model)
     if isinstance(parallel, DistributedDataParallel):
         return _DataParallel(training, parallel)
-    way = _Plain(training, parallel if isinstance(parallel, Module) else model)
-    way.callable = parallel
-    return way
+    runner = _Plain(training, parallel if isinstance(parallel, Module) else model)
+    runner.callable = parallel
+    return runner
 
 
 def _leaf(x: Any) -> Any:

@@ -176,10 +176,10 @@ def _read(data: Any) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int
         raise InputError(f"the trace of another program or version: otherData.format is {found!r}, not {FORMAT!r}")
     name = other.get("name")
     if not isinstance(name, str):
-        raise InputError(f"otherData.name is {name!r}, not a text")
+        raise InputError(f"otherData.name must be a string, got {name!r}")
     timed_by = other.get("timed_by", "")
     if not isinstance(timed_by, str):
-        raise InputError(f"otherData.timed_by is {timed_by!r}, not a text")
+        raise InputError(f"otherData.timed_by must be a string, got {timed_by!r}")
     events = [
         _read_event(row, number)
         for number, row in enumerate(data["traceEvents"])

@@ -73,13 +73,13 @@ class Difference(NamedTuple):
         text.append("measured: wall time of the first trace; first, second: simulated")
         if self.is_equal:
             text.append("the same events at the same simulated times")
-        for told, found in (("only in the first", self.missing), ("only in the second", self.extra)):
+        for title, found in (("only in the first", self.missing), ("only in the second", self.extra)):
             if found:
                 listed = "; ".join(
                     f"rank {rank}, step {step}: {count} x {name}" for rank, name, step, count in found[:_LISTED]
                 )
                 more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-                text.append(f"{told}: {listed}{more}")
+                text.append(f"{title}: {listed}{more}")
         if self.moved:
             text.append(f"{format_number_of(self.moved, 'event')} at other simulated times")
         return "\n".join(text)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from simparallel.base.html import shown
+from simparallel.base.html import escaped
 from simparallel.base.units import format_seconds
 from simparallel.clock.breakdown import Totals, add_up, makespan_ps
 from simparallel.clock.critical_path import communications, critical_path
@@ -47,7 +47,7 @@ def dumps(
         {**_data(events, totals, title, notes), "measured": measured}, separators=(",", ":"), allow_nan=False
     )
     parts = _page()
-    return "".join((parts[0], shown(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
+    return "".join((parts[0], escaped(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
 
 
 @cache
@@ -92,7 +92,7 @@ def _data(
         "shares": _shares(events, totals),
         "notes": list(notes),
         "path": [place[index] for index in path],
-        "path_told": _path_told([events[place[index]] for index in path]),
+        "path_text": _path_text([events[place[index]] for index in path]),
     }  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def _parts(totals: Mapping[tuple[int, int], Totals], span: float, rest: str) -> 
     ]
 
 
-def _path_told(path: Sequence[Event]) -> str:
+def _path_text(path: Sequence[Event]) -> str:
     """Return a sentence on the length of the critical path and its shares."""
     if not path:
         return ""
@@ -220,10 +220,10 @@ def _path_told(path: Sequence[Event]) -> str:
         (communication_ps, "communicates"),
         (span_ps - compute_ps - communication_ps, "waits"),
     ]
-    told = ", ".join(f"{what} {format_seconds(ps / PS_PER_S)}" for ps, what in parts if ps > 0)
+    shares = ", ".join(f"{what} {format_seconds(ps / PS_PER_S)}" for ps, what in parts if ps > 0)
     ranks = len({event.rank for event in path})
     whole = format_seconds(span_ps / PS_PER_S)
-    return f"critical path: {len(path)} events on {ranks} of the ranks; it {told}, {whole} in all"
+    return f"critical path: {len(path)} events on {ranks} of the ranks; it {shares}, {whole} in all"
 
 
 def _length(events: Iterable[Event]) -> int:

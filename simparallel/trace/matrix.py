@@ -50,46 +50,46 @@ def bytes_between(events: Iterable[Event], world_size: int) -> np.ndarray:
 @lru_cache(maxsize=1024)
 def _receivers(op: str, algorithm: str, senders: tuple[bool, ...]) -> np.ndarray:
     """Return the share of position i's bytes that goes to position j at [i, j]."""
-    ways = np.zeros((0, 0))
+    traffic = np.zeros((0, 0))
     for root in range(len(senders)):
-        ways = _ways(op, algorithm, len(senders), root)
+        traffic = _traffic(op, algorithm, len(senders), root)
         # Events do not record the root of a collective; it follows from the ranks that send nothing.
-        if tuple(bool(row.any()) for row in ways) == senders:
+        if tuple(bool(row.any()) for row in traffic) == senders:
             break
-    return ways / np.maximum(ways.sum(axis=1, keepdims=True), 1)
+    return traffic / np.maximum(traffic.sum(axis=1, keepdims=True), 1)
 
 
-def _ways(op: str, algorithm: str, size: int, root: int) -> np.ndarray:
+def _traffic(op: str, algorithm: str, size: int, root: int) -> np.ndarray:
     """Return the bytes from position i to position j at [i, j], in an arbitrary unit."""
-    ways = np.zeros((size, size))
+    traffic = np.zeros((size, size))
     each = np.arange(size)
     if algorithm != DIRECT and offers(algorithm, op):
         # One element for each position, so the vector can be cut evenly.
-        rehearse(algorithm, op, size, size, root=root, seat=partial(_Noting, ways))
+        rehearse(algorithm, op, size, size, root=root, make_actor=partial(_TrafficCounter, traffic))
     elif op in _TO_THE_NEXT:
-        ways[each, (each + 1) % size] = 1
+        traffic[each, (each + 1) % size] = 1
     elif op == "broadcast":
-        ways[each, (each + 1) % size] = 1
-        ways[root - 1] = 0
+        traffic[each, (each + 1) % size] = 1
+        traffic[root - 1] = 0
     elif op == "reduce":
-        ways[each, each - 1] = 1
-        ways[root] = 0
+        traffic[each, each - 1] = 1
+        traffic[root] = 0
     elif op == "gather":
-        ways[:, root] = each != root
+        traffic[:, root] = each != root
     elif op == "scatter":
-        ways[root] = each != root
+        traffic[root] = each != root
     else:
-        ways[:] = each[:, None] != each
-    return ways
+        traffic[:] = each[:, None] != each
+    return traffic
 
 
-class _Noting(Actor):
+class _TrafficCounter(Actor):
     """A position of the group that adds the bytes of its messages to a matrix."""
 
-    def __init__(self, ways: np.ndarray, rank: int, size: int, post: Any) -> None:
-        super().__init__(rank, size, post)
-        self._ways = ways
+    def __init__(self, traffic: np.ndarray, rank: int, size: int, matcher: Any) -> None:
+        super().__init__(rank, size, matcher)
+        self._traffic = traffic
 
     def start_send(self, x: np.ndarray, dst: int) -> Any:
-        self._ways[self.rank, dst] += x.nbytes
+        self._traffic[self.rank, dst] += x.nbytes
         return super().start_send(x, dst)

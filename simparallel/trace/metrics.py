@@ -79,7 +79,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     for heading, key, unit in _COLUMNS:
         if key == "device" and not any(row["device"] for row in rows):
             continue
-        texts, told = [str(row[key]) for row in rows], ""
+        texts, unit_text = [str(row[key]) for row in rows], ""
         if unit is not None:
             is_time = unit == "s"
             # One unit for all columns of a kind, so that they can be compared by eye.
@@ -93,6 +93,6 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             )
             # Bytes and operations without a prefix have no fractions.
             decimals = 0 if factor == 1 and not is_time else 2
-            texts, told = [f"{row[key] / factor:.{decimals}f}" for row in rows], f"[{prefix}{unit}]"
-        columns.append([heading, told, *texts])
+            texts, unit_text = [f"{row[key] / factor:.{decimals}f}" for row in rows], f"[{prefix}{unit}]"
+        columns.append([heading, unit_text, *texts])
     return columns

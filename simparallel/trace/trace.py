@@ -19,7 +19,6 @@ from simparallel.clock.event import KINDS, Event, stream_order
 from simparallel.clock.recorder import current_recorder
 from simparallel.clock.recording import join, timer_of
 from simparallel.errors import InputError
-from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec
 from simparallel.trace import chrome, html as page, matrix, metrics
 from simparallel.trace.export import FORMATS, PER_RANK, table
@@ -93,9 +92,7 @@ class Trace:
         recorder = current_recorder()
         if recorder is None:
             raise InputError("Trace.of_this_rank: nothing is recorded here; call sp.init() first.")
-        gpu = current_gpu()
-        if gpu is not None:
-            gpu.synchronize("the times of all operations")
+        recorder.settle()
         recorded = [recorder.recorded()]
         events, totals = join(recorded)
         return cls(events, recorder.cluster, totals=totals, timed_by=timer_of(recorded))

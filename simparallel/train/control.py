@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.comm import Group
 from simparallel.errors import InputError
 from simparallel.train.callback import Callback, CallbackParams, RunContext
@@ -155,8 +155,7 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = False,
     ) -> None:
         check_number("EarlyStopping", "min_delta", min_delta)
-        if mode not in ("auto", "min", "max"):
-            raise InputError(f"EarlyStopping: mode={mode!r}, choose from auto, min, max.")
+        check_choice("EarlyStopping", "mode", mode, ("auto", "min", "max"))
         self.monitor, self.min_delta, self.verbose = monitor, float(min_delta), bool(verbose)
         self.patience = check_integer("EarlyStopping", "patience", patience, 0)
         is_up = mode == "max" or (mode == "auto" and any(word in monitor.lower() for word in _HIGHER_IS_BETTER))

@@ -28,9 +28,9 @@ def group_of(network: Module) -> Group | None:
     """
     groups = [wrapper.process_group for wrapper in wrappers(network)]
     if len({None if group is None else group.ranks for group in groups}) > 1:
-        told = ", ".join("all" if group is None else str(list(group.ranks)) for group in groups)
+        text = ", ".join("all" if group is None else str(list(group.ranks)) for group in groups)
         raise InputError(
-            f"Model: parts of the network are trained by different ranks: {told}. There must be one loss and one end "
+            f"Model: parts of the network are trained by different ranks: {text}. There must be one loss and one end "
             "of the training for all: give the wrappers in it one process_group, or write the loop yourself."
         )
     return groups[0] if groups else None

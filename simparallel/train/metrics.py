@@ -15,7 +15,7 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, to_host
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.comm import Group
 from simparallel.errors import InputError, LabelError, ShapeError
 from simparallel.world.rank import get_world_size
@@ -118,8 +118,7 @@ class Accuracy(AbstractMean):
     """
 
     def __init__(self, eval_type: str = "classification", group: Group | None = None) -> None:
-        if eval_type not in ("classification", "multilabel"):
-            raise InputError(f"Accuracy: eval_type={eval_type!r}, choose from classification, multilabel.")
+        check_choice("Accuracy", "eval_type", eval_type, ("classification", "multilabel"))
         self.eval_type = eval_type
         super().__init__(group)
 
@@ -194,9 +193,9 @@ class _ClassCounts(Metric):
 
     def sums(self, *inputs: np.ndarray) -> np.ndarray:
         scores, labels = _pair(self._name, inputs)
-        labels, said = _labels(self._name, scores, labels).ravel(), scores.argmax(axis=1).ravel()
+        labels, predicted = _labels(self._name, scores, labels).ravel(), scores.argmax(axis=1).ravel()
         num_classes = scores.shape[1]
-        counts = [labels[labels == said], said, labels]
+        counts = [labels[labels == predicted], predicted, labels]
         counted = np.stack([np.bincount(c, minlength=num_classes) for c in counts]).astype(np.float64)
         # Row 0 is the number of samples, the same for each class: all sums need one shape.
         return np.concatenate([np.full((1, num_classes), float(labels.size)), counted])

@@ -108,7 +108,9 @@ class Model:
         is_pipeline = any(isinstance(module, PipelineModule) for module in network.modules())
         stages = get_auto_parallel_context("pipeline_stages")
         if stages > 1 and not is_pipeline:
-            raise InputError(f"Model: pipeline_stages={stages}, and the network is no PipelineCell, nor contains one.")
+            raise InputError(
+                f"Model: pipeline_stages={stages}, but the network neither is nor contains a PipelineCell."
+            )
         if is_pipeline and reduces:
             raise InputError("Model: a pipeline sums its gradients itself; leave the mode data_parallel out.")
         drops = loss_scale_manager.get_drop_overflow_update() if loss_scale_manager is not None else amp_level == "O2"
@@ -127,10 +129,10 @@ class Model:
         if loss_scale_manager is None and amp_level == "O2":
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
-        # The ranks of a pipeline run whole stages, so no operator is cut.
+        # The ranks of a pipeline run whole stages, so no operator is sharded.
         cut = None if is_pipeline else cut_by_context()
         # Each is one object for all batches, which compares their shapes and calls between the ranks once. Parameters
-        # of a cut network are slices, so even prediction runs through the sharding layer.
+        # of a sharded network are slices, so even prediction runs through the sharding layer.
         self._cut_outputs = cut and cut(self._outputs)
         self._cut_network = cut and AutoParallel(network)
         self._reduces = reduces and get_world_size() > 1
@@ -298,9 +300,9 @@ class Model:
         return self._evaluate(valid_dataset, listed, params, dataset_sink_mode)
 
     def predict(self, *predict_data: Any) -> Any:
-        """Run the network on a batch in evaluation mode, off the tape.
+        """Run the network on a batch in evaluation mode, without gradients.
 
-        Collective: only in the modes that cut operators; otherwise one rank may call it alone. Exception: a
+        Collective: only in the modes that shard operators; otherwise one rank may call it alone. Exception: a
         `DistributedDataParallel` broadcasts the first rank's buffers, if it has any, in its first pass, and in the
         pass after each training pass outside of `Model`; call its `sync_buffers()` on all ranks beforehand.
         """

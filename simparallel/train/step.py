@@ -41,13 +41,13 @@ Cut = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class TrainStep:
-    """One training step on a batch. `step(fields)` returns the loss, off the tape.
+    """One training step on a batch. `step(fields)` returns the loss, detached.
 
     Args:
         network, loss_fn, optimizer: see `loss_of`.
         manager: of the loss scale; None for no scaling.
         is_parallel: this step reduces the gradients over all ranks, as the auto-parallel context says.
-        cut: wraps the step in the modes that cut operators, as `AutoParallel` does; None for an unsharded step.
+        cut: wraps the step in the modes that shard operators, as `AutoParallel` does; None for an unsharded step.
 
     Raises:
         InputError: the optimizer's `loss_scale` differs from the scale that this step leaves to it.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Each method has a colour and a mark, so that it is recognised without colour vision.
-_WAYS = ((GREEN, "o"), (RED, "s"), (BLUE, "D"), (SKY, "v"), (PINK, "P"))
+_METHODS = ((GREEN, "o"), (RED, "s"), (BLUE, "D"), (SKY, "v"), (PINK, "P"))
 _MARKS = "osD^vP"
 _LAYERS = (ORANGE, SKY, GREEN, PINK, RED, BLUE)
 # Wide arrows are drawn first, so that overlapping ones remain distinguishable.
@@ -38,11 +38,11 @@ def plot_accuracies(accuracies: Mapping[str, Sequence[tuple[int, Sequence[float]
         raise InputError("plot_accuracies: no points.")
     ax = axes(None, 8, 4.5)
     counts = sorted({count for points in accuracies.values() for count, _ in points})
-    for (way, points), (color, mark) in zip(accuracies.items(), _WAYS, strict=False):
+    for (method, points), (color, mark) in zip(accuracies.items(), _METHODS, strict=False):
         # By a factor, because the axis is logarithmic.
-        aside = 1.05 ** (list(accuracies).index(way) - (len(accuracies) - 1) / 2)
+        aside = 1.05 ** (list(accuracies).index(method) - (len(accuracies) - 1) / 2)
         xs, means = zip(*((count * aside, float(np.mean(values))) for count, values in points), strict=True)
-        ax.plot(xs, means, label=way, color=color, marker=mark, markersize=7, linewidth=2.2)
+        ax.plot(xs, means, label=method, color=color, marker=mark, markersize=7, linewidth=2.2)
         for x, (_, values) in zip(xs, points, strict=True):
             ax.plot([x] * len(values), values, mark, color=color, markersize=3.5, alpha=0.6)
     ax.set_xscale("log", base=2)
@@ -175,7 +175,10 @@ def plot_costs(rows: Sequence[Mapping[str, float]]) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     sizes = [row["size_bytes"] for row in rows]
     for ax, unit, title in ((left, "s", "time per call"), (right, "bytes", "sent by each rank, halving and doubling")):
-        for op, label, (color, mark), width in (("sum", "sum", _WAYS[1], 5.0), ("adasum", "Adasum", _WAYS[2], 2.0)):
+        for op, label, (color, mark), width in (
+            ("sum", "sum", _METHODS[1], 5.0),
+            ("adasum", "Adasum", _METHODS[2], 2.0),
+        ):
             heights = [row[f"{op}_{unit}"] for row in rows]
             ax.plot(sizes, heights, label=label, color=color, marker=mark, markersize=width + 4, linewidth=width)
         ax.set_xscale("log", base=2)

@@ -47,7 +47,7 @@ def plot_algorithms(watched: Sequence[Watched]) -> Figure:
     figure = plt.figure(figsize=(columns * (side + 0.12) + 0.5, sum(heights)), layout="constrained")
     parts: Any = figure.subfigures(len(watched), 1, squeeze=False, height_ratios=heights)
     for part, each in zip(parts.flat, watched, strict=True):
-        part.suptitle(_course(each), x=0.01, ha="left", fontsize=13, fontweight="bold")
+        part.suptitle(_summary(each), x=0.01, ha="left", fontsize=13, fontweight="bold")
         for step, ax in enumerate(part.subplots(1, columns)):
             if step > each.num_steps:
                 ax.set_axis_off()
@@ -105,13 +105,13 @@ def animate_algorithms(
             ax.clear()
             _panel(ax, each, min(step, each.num_steps))
             done = step >= each.num_steps
-            told = f"done after {format_seconds(times[-1])}" if done else f"step {step + 1} of {each.num_steps}"
-            ax.set_title(f"{_name(each)}\n{told}", fontsize=12, color=GREEN if done else "black")
+            state = f"done after {format_seconds(times[-1])}" if done else f"step {step + 1} of {each.num_steps}"
+            ax.set_title(f"{_name(each)}\n{state}", fontsize=12, color=GREEN if done else "black")
             if not done:
-                way = (now_s - times[step]) / (times[step + 1] - times[step])
+                progress = (now_s - times[step]) / (times[step + 1] - times[step])
                 for message in each.messages:
                     if message.step == step:
-                        _parcels(ax, each, message, way)
+                        _moving_chunks(ax, each, message, progress)
         figure.supxlabel(
             f"{format_bytes(size_bytes)} on {watched[0].num_ranks} ranks: {now_s * 1e6:6.0f} µs", fontsize=12
         )
@@ -134,7 +134,7 @@ def _name(each: Watched) -> str:
     return f"{each.op}, {each.algorithm.replace('_', ' and ')}"
 
 
-def _course(each: Watched) -> str:
+def _summary(each: Watched) -> str:
     """Return name and cost: steps, and bytes in units of the vector."""
     return f"{_name(each)}: {each.num_steps} steps, time {each.num_steps} α + {each.share:g} n β"
 
@@ -183,12 +183,12 @@ def _arrow(ax: Axes, message: ChunkMessage, chunk: int, lane: int) -> None:
     ax.plot([x], [message.src], "o", color=RED, markersize=4, zorder=4)
 
 
-def _parcels(ax: Axes, each: Watched, message: ChunkMessage, way: float) -> None:
+def _moving_chunks(ax: Axes, each: Watched, message: ChunkMessage, progress: float) -> None:
     """Draw the chunks of a message at their place between two ranks."""
     from matplotlib.patches import FancyBboxPatch
 
     # Accelerates and slows down, so that the eye can follow.
-    y = message.src + (message.dst - message.src) * (3 - 2 * way) * way**2
+    y = message.src + (message.dst - message.src) * (3 - 2 * progress) * progress**2
     x = message.start - 0.42 + (0.1 if message.dst > message.src else 0.3)
     box = FancyBboxPatch(
         (x, y - 0.2), message.stop - message.start - 0.4, 0.4, boxstyle="round,pad=0,rounding_size=0.08",

@@ -79,7 +79,9 @@ def _check(points: Mapping[tuple[str, int], Mapping[str, Points]]) -> None:
         raise InputError("plot_collectives: no points.")
     for size, seconds in pairs:
         if not (size > 0 and seconds > 0):
-            raise InputError(f"plot_collectives: ({size}, {seconds}) has no place on logarithmic axes.")
+            raise InputError(
+                f"plot_collectives: size {size} and time {seconds}: the axes are logarithmic, so both must be above 0."
+            )
 
 
 def _styles(names: Sequence[str], ours: Sequence[str], limit: str) -> dict[str, dict[str, Any]]:
@@ -111,13 +113,13 @@ def _panel(ax: Axes, curves: Mapping[str, Points], styles: Mapping[str, dict[str
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_major_locator(LogLocator(base=32))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _told_size(size)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _format_size(size)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds)))
     clean(ax)
 
 
-def _told_size(size_bytes: float) -> str:
+def _format_size(size_bytes: float) -> str:
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if size_bytes >= unit:
             return f"{size_bytes / unit:g} {name}"

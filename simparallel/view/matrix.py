@@ -48,7 +48,7 @@ def plot_communication_matrix(
     size = len(values)
     ax = axes(ax, 6.4, 5.4)
     factor, prefix = si_scale([values.max()], smallest=0, largest=12)
-    # A pair without bytes is white, which no number of bytes is.
+    # White stands for no bytes, and for nothing else.
     shown = np.ma.masked_equal(values / factor, 0)
     colours = plt.get_cmap(_COLOURS).with_extremes(bad="white")
     image = ax.imshow(shown, cmap=colours, vmin=-0.12 * (shown.max() or 1), vmax=shown.max() or 1)

@@ -40,8 +40,8 @@ def plot_schedule(
         ax: axes to draw into; None makes a figure.
         title: None for the schedule's own, with its bubble.
         critical_path: outline a longest chain of actions, with lines where it changes the rank.
-        live: draw below the boxes how many micro-batches of a stage have live activations, if the weight gradient
-            releases them (filled, with a number at the most), and if the input gradient does (line).
+        live: draw below the boxes how many micro-batches have live activations over time: as an area, with its
+            maximum, if they are kept until the weight gradient; as a line, if only until the input gradient.
         times: as for `Schedule.cost`: forward, input_gradient, weight_gradient, message.
 
     Returns:

@@ -92,9 +92,9 @@ def plot_plan(rows: Sequence[Row], *, title: str = "", ax: Axes | None = None) -
     # The first op is at the top.
     ax.set_ylim(height, 0)
     ax.set_axis_off()
-    told = "a square for each dim: the number of its slices; grey: whole"
+    legend = "a square for each dim: the number of its slices; grey: whole"
     # 12 letters of the title to an inch, and at least six inches of them.
-    head = "\n".join([fill(printable(title), max(int(width * 12), 72)), told] if title else [told])
+    head = "\n".join([fill(printable(title), max(int(width * 12), 72)), legend] if title else [legend])
     ax.set_title(head, loc="left", fontsize=9, color="0.2", parse_math=False)
     return ax
 

@@ -59,7 +59,7 @@ def plot_redistribution(
         left = number * (1 + _COLUMN)
         _holders(ax, layout, plan.shape, left, rows)
         ax.text(
-            left + 0.5, -0.35, _told(layout), ha="center", va="bottom", fontsize=11, fontweight="bold", parse_math=False
+            left + 0.5, -0.35, _text(layout), ha="center", va="bottom", fontsize=11, fontweight="bold", parse_math=False
         )
     for number, (step, flow) in enumerate(zip(plan.steps, flows, strict=True)):
         start, stop = number * (1 + _COLUMN) + 1.08, (number + 1) * (1 + _COLUMN) - 0.08
@@ -83,7 +83,7 @@ def plot_redistribution(
     return ax
 
 
-def _told(layout: Layout) -> str:
+def _text(layout: Layout) -> str:
     cuts = ", ".join("+".join(axes) or "whole" for axes in layout.axes_by_dim)
     return f"({cuts})" + (f"\npartial {', '.join(layout.partial)}" if layout.partial else "")
 

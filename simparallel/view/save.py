@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-# Removes metadata that matplotlib writes by default: the date, and the version of the library.
 # Colours of an animation.
 _PALETTE = 64
+# Removes metadata that matplotlib writes by default: the date, and the version of the library.
 _METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},

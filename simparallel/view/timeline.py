@@ -152,7 +152,7 @@ def plot_both_clocks(events: Sequence[Event], modelled: str, measured: str, *, c
     measured += "" if is_one_scale else ", on a scale of its own"
     for ax, clock, title in zip(both, _CLOCKS, (modelled, measured), strict=True):
         plot_timeline(events, clock=clock, ax=ax, title=title, collapse=collapse, until_s=until_s)
-    # The colours are the same, and leave room for the title.
+    # The legend of the upper axes serves both, and the title needs the room.
     legend = both[1].get_legend()
     if legend is not None:
         legend.remove()

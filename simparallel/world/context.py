@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_line
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.base.names import did_you_mean
 from simparallel.clock.notes import forget_notes, note_once
 from simparallel.clock.recorder import describe_device
@@ -42,7 +42,7 @@ _MODES = (
     ParallelMode.STAND_ALONE, ParallelMode.DATA_PARALLEL, ParallelMode.SEMI_AUTO_PARALLEL, ParallelMode.AUTO_PARALLEL,
 )  # fmt: skip
 _SHORT = {"semi_auto": ParallelMode.SEMI_AUTO_PARALLEL, "auto": ParallelMode.AUTO_PARALLEL}
-CUTTING_MODES: Final = (ParallelMode.SEMI_AUTO_PARALLEL, ParallelMode.AUTO_PARALLEL)
+SHARDED_MODES: Final = (ParallelMode.SEMI_AUTO_PARALLEL, ParallelMode.AUTO_PARALLEL)
 _DEFAULTS: dict[str, Any] = {
     "parallel_mode": ParallelMode.STAND_ALONE,
     "gradients_mean": False,
@@ -135,7 +135,7 @@ def set_auto_parallel_context(**settings: Any) -> None:
         Other settings of MindSpore have no effect; the first call logs a note.
 
     Raises:
-        InputError: an unknown name or a bad value, or a mode that cuts operators beside PYNATIVE_MODE, as in MindSpore;
+        InputError: an unknown name or a bad value, or a mode that shards operators with PYNATIVE_MODE, as in MindSpore;
             nothing is changed.
     """
     who = "set_auto_parallel_context"
@@ -195,9 +195,9 @@ def _check_graph_mode(who: str, parallel_mode: str | None, mode: int | None) -> 
     """Refuse what MindSpore refuses in PYNATIVE_MODE, and note what its first versions refuse."""
     if mode != PYNATIVE_MODE or parallel_mode in (None, ParallelMode.STAND_ALONE):
         return
-    if parallel_mode in CUTTING_MODES:
+    if parallel_mode in SHARDED_MODES:
         raise InputError(
-            f"{who}: parallel_mode={parallel_mode!r} in PYNATIVE_MODE; MindSpore cuts operators in graph mode only. "
+            f"{who}: parallel_mode={parallel_mode!r} in PYNATIVE_MODE; MindSpore shards operators in graph mode only. "
             "Call set_context(mode=GRAPH_MODE) first; operations run one by one here in both modes."
         )
     note_once(f"{parallel_mode} in PYNATIVE_MODE: MindSpore's first versions are parallel in graph mode only.")
@@ -237,15 +237,15 @@ def set_context(
         settings: other settings of MindSpore; they have no effect, and the first call logs a note.
 
     Raises:
-        InputError: an unknown mode, target or setting, a bad `device_id` or size, or PYNATIVE_MODE beside a parallel
-            mode that cuts operators, as in MindSpore; nothing is changed.
+        InputError: an unknown mode, target or setting, a bad `device_id` or size, or PYNATIVE_MODE with a parallel
+            mode that shards operators, as in MindSpore; nothing is changed.
         DeviceOutOfMemoryError: the device already holds more than `max_device_memory`; nothing is changed.
     """
     _refuse_unknown("set_context", settings, _UNUSED_CONTEXT)
     if mode not in (None, GRAPH_MODE, PYNATIVE_MODE):
         raise InputError(f"set_context: mode={mode!r} is neither GRAPH_MODE (0) nor PYNATIVE_MODE (1).")
-    if device_target is not None and device_target not in _TARGETS:
-        raise InputError(f"set_context: device_target={device_target!r} is not one of {', '.join(_TARGETS)}.")
+    if device_target is not None:
+        check_choice("set_context", "device_target", device_target, _TARGETS)
     if device_id is not None:
         check_integer("set_context", "device_id", device_id, 0)
     _check_graph_mode("set_context", _settings.values["parallel_mode"], mode)
@@ -371,8 +371,8 @@ def _refuse_unknown(who: str, settings: Mapping[str, Any], known: tuple[str, ...
 
 def _note_unused(who: str, settings: Mapping[str, Any]) -> None:
     if settings:
-        told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        note_once(f"{who}: {told}: ignored here; results do not depend on it.")
+        text = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        note_once(f"{who}: {text}: ignored here; results do not depend on it.")
 
 
 def check_world(who: str) -> None:

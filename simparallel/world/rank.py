@@ -10,7 +10,6 @@ from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import Recorder, current_recorder, describe_device, set_recorder
 from simparallel.comm import Group, current, is_running
 from simparallel.errors import InputError
-from simparallel.gpu.device import current_gpu
 from simparallel.machine.cluster import ClusterSpec, describe
 from simparallel.world.launchers import foreign_launcher, is_batch_script
 from simparallel.world.process import become_rank
@@ -100,10 +99,10 @@ def init_if_described() -> None:
 def note_if_alone(who: str) -> None:
     """Note once that this process works alone, although its environment says that it is one of several."""
     if found := _unjoined_run():
-        told = " ".join(f"{name}={text}" for name, text in found.items())
+        variables = " ".join(f"{name}={text}" for name, text in found.items())
         note_once(
-            f"{who}: this process is one of several by its environment ({told}), but it never called init(), and so "
-            "trains alone. Call init() first, or unset these variables."
+            f"{who}: this process is one of several by its environment ({variables}), but it never called init(), and "
+            "so trains alone. Call init() first, or unset these variables."
         )
 
 
@@ -195,7 +194,4 @@ def set_memory(max_size: str | int) -> None:
     recorder = current_recorder()
     if recorder is None:
         set_recorder(recorder := Recorder(0, describe(1)))
-    recorder.memory.limit_to(limit_bytes)
-    gpu = current_gpu()
-    if gpu is not None:
-        gpu.memory.limit_to(limit_bytes)
+    recorder.limit_memory(limit_bytes)

@@ -16,13 +16,13 @@ from stand_in.strict import host_waits, launches, xp
 
 import simparallel as sp
 from simparallel import nn
+from simparallel.arrays.cuda.capture import Capture
+from simparallel.arrays.cuda.device import Gpu, use_gpu
 from simparallel.autograd import Op, Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import get_namespace, random_state, to_host
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import CaptureError, LabelError, NonFiniteLossError
-from simparallel.gpu.capture import Capture
-from simparallel.gpu.device import Gpu, use_gpu
 
 STEPS = 7
 
@@ -496,6 +496,7 @@ LATE: dict[str, Callable[[Any, Any], Any]] = {
     "writes_into_an_argument": lambda model, x: x.__iadd__(1),
     "loads_a_batch": lambda model, x: next(iter(sp.data.DataLoader(sp.data.TensorDataset(np.ones((4, 99))), 2)))[0],
     "multiplies_by_dot": lambda model, x: xp.dot(x.data, x.data.T),
+    "multiplies_arrays": lambda model, x: x.data @ x.data.T,
 }
 
 

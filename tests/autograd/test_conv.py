@@ -11,8 +11,8 @@ from op_records.image import conv2d
 from refusals import refused
 
 from simparallel import nn
+from simparallel.arrays.host.windows import windows
 from simparallel.autograd import Conv2d, MaxPool2d, Spec, Tensor, functions as F
-from simparallel.autograd.kernels.windows import windows
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.testing import check_gradients
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from simparallel.arrays.seam import kernels_of
 from simparallel.autograd import Tensor, functions as F
-from simparallel.autograd.kernels.sums import masked, sum_rows, unbroadcast
 from simparallel.errors import OutOfRangeError
 
 HALF = np.dtype(np.float16)
@@ -66,8 +66,8 @@ def test_sum_of_rows_matches_numpy(dtype, shape, in_columns):
     x = np.asfortranarray(x) if in_columns else x
     out = np.full(shape[1], 7, dtype)
 
-    np.testing.assert_array_equal(sum_rows(np, x), x.sum(0))
-    assert sum_rows(np, x, out) is out
+    np.testing.assert_array_equal(kernels_of[np].sum_rows(x), x.sum(0))
+    assert kernels_of[np].sum_rows(x, out) is out
     np.testing.assert_array_equal(out, x.sum(0))
 
 
@@ -79,7 +79,7 @@ def test_unbroadcast_is_the_transpose_of_broadcasting(data):
     dy = np.arange(np.prod(whole, dtype=int), dtype=np.float64).reshape(whole)
     x = np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
 
-    found = unbroadcast(np, dy, shape)
+    found = kernels_of[np].unbroadcast(dy, shape)
     assert found.shape == shape
     assert (found * x).sum() == (dy * np.broadcast_to(x, whole)).sum()
 
@@ -203,8 +203,8 @@ def test_masked_matches_where(dtype, data):
     x = np.broadcast_to(np.array(data.draw(st.sampled_from((1.5, -np.inf, np.nan))), dtype), shape)
     keep = np.random.default_rng(data.draw(st.integers(0, 9))).random(shape) < 0.5
 
-    np.testing.assert_array_equal(masked(np, x, keep), np.where(keep, x, 0))
-    np.testing.assert_array_equal(masked(np, x.T, keep.T), np.where(keep, x, 0).T)
+    np.testing.assert_array_equal(kernels_of[np].masked(x, keep), np.where(keep, x, 0))
+    np.testing.assert_array_equal(kernels_of[np].masked(x.T, keep.T), np.where(keep, x, 0).T)
 
 
 # --- padding rows ---------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from hypothesis import given, strategies as st
 from op_records import op_calls
 from refusals import refused
 
+from simparallel.arrays.host.erf import erf
+from simparallel.arrays.seam import kernels_of
 from simparallel.autograd import GELU, ArgMax, Context, Max, Min, Op, Spec, Tensor, Var, functions as F
-from simparallel.autograd.kernels.erf import erf
 from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
 from simparallel.testing import check_gradients
 from simparallel.testing.strategies import arrays
@@ -141,7 +142,7 @@ class CutContext(Context):
     """The context of one of several ranks (threads), among which one dim is cut."""
 
     def __init__(self, plan, rank, dim, sizes, board, barrier):
-        super().__init__(np, (True,), plan)
+        super().__init__(kernels_of[np], (True,), plan)
         self.mine = rank, dim, sizes, board, barrier
 
     def _exchange(self, dims, x, combine):

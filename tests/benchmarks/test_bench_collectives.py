@@ -154,7 +154,7 @@ def test_bench_adasum_prints_a_table_or_json(
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     assert main(["adasum", "-n", "2", "--sizes", "4096,131072", "--rounds", "1"]) == 0
     note, *out = capsys.readouterr().out.splitlines()
-    assert note.startswith("note: OPENBLAS_CORETYPE=Haswell binds NumPy's matrix products")
+    assert note.startswith("note: OPENBLAS_CORETYPE=Haswell makes NumPy's OpenBLAS use")
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     assert out[0].split()[:2] == ["2", "ranks"]
     assert [line.split()[:2] for line in out[1:]] == [["4", "KiB"], ["128", "KiB"]]

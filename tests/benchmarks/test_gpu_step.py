@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,9 @@ from benchmarks import gpu_step
 from benchmarks.__main__ import main
 from benchmarks.step import chosen_tasks, our_step
 from simparallel import backend
+from simparallel.arrays.cuda.device import Gpu, use_gpu
 from simparallel.backend import manual_seed, to_host
 from simparallel.errors import InputError
-from simparallel.gpu.device import Gpu, use_gpu
 from simparallel.machine.device import DeviceSpec
 from simparallel.models import lenet5
 from simparallel.predict import gpu_measuring
@@ -56,6 +58,19 @@ def test_table_tells_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
     assert "floor " in printed.out
     assert re.search(r"predicted [\d.]+ \ws \([+-]\d+%\)", printed.out)
     assert ("PyTorch" in result.times_s) is not ("no PyTorch with a GPU" in printed.err)
+
+
+@pytest.mark.usefixtures("small")
+def test_check_of_a_gpu_has_a_line_for_each_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "gpu_programs.py"), run_name="tool")
+    monkeypatch.setattr(gpu_step, "TASKS", [task for task in gpu_step.TASKS if "LeNet" in task.title])
+    assert tool["steps"]()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("* ")]
+    pattern = r"\* LeNet-5 28x28, batch 64: simparallel [\d.]+ \ws, .*captured [\d.]+ \ws; predicted [+-]\d+%; memory.*"
+    assert len(lines) == 1
+    assert re.fullmatch(pattern, lines[0])
 
 
 @pytest.mark.usefixtures("small")

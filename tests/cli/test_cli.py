@@ -177,7 +177,7 @@ USAGE = {
     "unknown option of run": (["run", "--rank", "3", "ok.py"], "usage: simparallel run"),
     "no number": (
         ["trace", "t.json", "--picture", "t.png", "--steps", "2,a"],
-        "'a' is not a whole number; write 2,4,8",
+        "'a' is not an integer; write integers between commas, such as 2,4,8",
     ),
 }
 

@@ -129,7 +129,7 @@ def test_cycles_are_found_on_every_rank(world: World, program: Any, size: int) -
 @pytest.mark.process
 def test_partial_cycle_is_found_while_a_rank_works(monkeypatch: pytest.MonkeyPatch) -> None:
     # The third one never communicates: only a signal ends it, and other tests use the long delay before it.
-    monkeypatch.setattr(run, "LADDER", ((0.5, signal.SIGINT),))
+    monkeypatch.setattr(run, "ESCALATION", ((0.5, signal.SIGINT),))
 
     def program() -> None:
         me = sp.get_rank()
@@ -310,7 +310,7 @@ def test_receive_reports_other_messages(world: World, how: str, monkeypatch: pyt
     if how == "works":
         if world.transport != "shm":
             pytest.skip("inline, a rank that works makes nobody wait; over MPI, nobody ends its loop")
-        monkeypatch.setattr(run, "LADDER", ((0.3, signal.SIGINT), *run.LADDER[1:]))
+        monkeypatch.setattr(run, "ESCALATION", ((0.3, signal.SIGINT), *run.ESCALATION[1:]))
     with refused(RunFailedError) as caught:
         world.run(2, other_tag, how, timeout_s=0.5 if how == "works" else 20.0)
     kind = {"leaves": RankFailedError, "waits": DeadlockError, "works": DeadlineError}[how]

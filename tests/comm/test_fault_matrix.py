@@ -204,7 +204,7 @@ class Runner:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped rank is killed at the first step; survivors have time to answer, also on a busy machine."""
     ladder = ((0.8, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGKILL))
-    monkeypatch.setattr(run, "LADDER", ladder)
+    monkeypatch.setattr(run, "ESCALATION", ladder)
 
 
 def run_all(cases: Sequence[Any], folder: Path, side_by_side: int = 2 * len(SIZES)) -> list[float]:

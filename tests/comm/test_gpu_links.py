@@ -20,6 +20,7 @@ from stand_in import strict, strict_cuda, strict_nccl
 
 import simparallel as sp
 from simparallel import backend
+from simparallel.arrays.captures import running
 from simparallel.comm.gpu import calls, ipc
 from simparallel.errors import (
     CollectiveMismatchError,
@@ -29,7 +30,6 @@ from simparallel.errors import (
     RankFailedError,
     RunFailedError,
 )
-from simparallel.gpu.device import current_gpu
 from simparallel.testing import faults
 
 SIZE = 3
@@ -346,7 +346,7 @@ def test_special_values_are_those_of_the_host(link: str, dtype: str) -> None:
 
 
 def on_own_stream() -> list[float]:
-    gpu = current_gpu()
+    gpu = running.device
     assert gpu is not None
     x = ours()
     stream = gpu.cuda.Stream(non_blocking=True)
@@ -364,7 +364,7 @@ def test_collective_on_the_current_stream(link: str) -> None:
 
 
 def elsewhere() -> None:
-    gpu = current_gpu()
+    gpu = running.device
     assert gpu is not None
     x = ours()
     with gpu.cuda.Device(gpu.number + 1):
@@ -417,7 +417,7 @@ def endless() -> None:
     sp.all_reduce(x)
     if sp.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    link = sp.comm.current().gpu._links[0]
+    link = next(iter(sp.comm.current().media.values()))._links[0]
     link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
     while not link.stream.done:
         pass
@@ -517,10 +517,20 @@ def repeated() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "phase",
-    ["reduce", *(pytest.param(p, marks=pytest.mark.matrices) for p in ("enter", "published", "leave", "returned"))],
+    ("link", "phase"),
+    [
+        ("ipc", "reduce"),
+        # Each phase, and each link at several; the other pairs with all faults.
+        *(
+            pytest.param(
+                link, phase, marks=pytest.mark.matrices if (link == "nccl") is (i % 2 == 0) else pytest.mark.faults
+            )
+            for i, phase in enumerate(("enter", "published", "reduce", "leave", "returned"))
+            for link in ("nccl", "ipc")
+            if (link, phase) != ("ipc", "reduce")
+        ),
+    ],
 )
-@pytest.mark.parametrize("link", [pytest.param("nccl", marks=pytest.mark.matrices), "ipc"])
 def test_death_at_any_phase_is_told(link: str, phase: str) -> None:
     """The others raise, and name the rank; the next run on fresh ranks works."""
     with linked(link), sp.Cluster(SIZE, array="cupy", echo=False, timeout_s=30) as cluster:
@@ -537,7 +547,7 @@ def never_started() -> None:
     x = ours()
     sp.all_reduce(x * 1)
     if sp.get_rank() == 0:
-        link = sp.comm.current().gpu._links[0]
+        link = next(iter(sp.comm.current().media.values()))._links[0]
         link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
         link.gpu.compute.wait_event(link.gpu.mark(link.stream))
         x.numpy()

@@ -316,7 +316,9 @@ def test_rank_that_works_too_long(world, monkeypatch):
     if world.transport == "mpi":
         pytest.skip("nobody sends a signal to a rank that works; test_mpi has this case")
 
-    monkeypatch.setattr(run, "LADDER", ((0.3, signal.SIGINT), *run.LADDER[1:]))  # it sleeps: only a signal ends that
+    monkeypatch.setattr(
+        run, "ESCALATION", ((0.3, signal.SIGINT), *run.ESCALATION[1:])
+    )  # it sleeps: only a signal ends that
 
     def program():
         import time

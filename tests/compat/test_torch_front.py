@@ -56,6 +56,7 @@ COMPUTED = (
     "F.avg_pool2d(images, 2, 2, 1, True, False), nn.AvgPool2d(2, 2, 1, True, False)(images)",
 )
 METHODS = (
+    "torch.add(x, 1 - x, alpha=2), torch.sub(x, x * x, alpha=0.5), x.add(2, alpha=3), x.sub(x, alpha=-1)",
     "x.tril(), x.triu(1), torch.tril(x, -1), torch.triu(images, -2)",
     "x.diag(), x.diag(2), torch.diag(x, -1), x[0].diag(1), torch.diag(x[:, 0], -2)",
     "x.roll(1), x.roll((1, -2), (0, 1)), torch.roll(x, 5, 1), torch.roll(images, -3)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -85,6 +86,20 @@ def test_saved_state_comes_back(tmp_path):
     again.load_state_dict(found["optimizer"])
     assert other.weight.tolist() == model.weight.tolist()
     assert again.state_dict()["state"][0]["exp_avg"].tolist() == optimizer.state_dict()["state"][0]["exp_avg"].tolist()
+
+
+def test_state_in_an_open_file(tmp_path):
+    state = {"x": front.arange(6).reshape(2, 3), "step": 4}
+    buffer = io.BytesIO()
+    front.save(state, buffer)
+    with open(tmp_path / "state.pt", "w+b") as file:
+        front.save(state, file)
+        for place in (buffer, file):
+            place.seek(0)
+            found = front.load(place)
+            assert (found["x"].tolist(), found["step"]) == ([[0, 1, 2], [3, 4, 5]], 4)
+    with pytest.raises(CheckpointError, match="it looks like a pickle"):
+        front.load(io.BytesIO(b"PK" + bytes(20)))
 
 
 def test_load_refuses_pickles(tmp_path, monkeypatch):

@@ -56,3 +56,46 @@ def test_our_permutation_differs_from_torch():
     assert ours != torchs_permutation(0, "", 50).tolist()
     assert sorted(ours) == list(range(50))
     assert math.isclose(np.mean(ours), 24.5)
+
+
+@pytest.mark.parametrize("library", ["simparallel", "torch"])
+def test_samplers_with_own_iter(library):
+    """A subclass sets the order in `__iter__` alone, also below a sampler that has an order."""
+    found = torch.utils.data if library == "torch" else data
+
+    class Backwards(found.Sampler[int]):
+        def __init__(self, size):
+            self.size = size
+
+        def __len__(self):
+            return self.size
+
+        def __iter__(self):
+            return iter(range(self.size - 1, -1, -1))
+
+    class Halved(DistributedSampler if library == "torch" else data.DistributedSampler):
+        def __iter__(self):
+            return (index // 2 for index in super().__iter__())
+
+    class Squares(found.Dataset[int]):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            return index**2
+
+    def batches(sampler) -> list:
+        return [np.asarray(batch).ravel().tolist() for batch in found.DataLoader(Squares(), 2, sampler=sampler)]
+
+    assert batches(Backwards(5)) == [[16, 9], [4, 1], [0]]
+    assert batches(Halved(range(5), 2, 1, shuffle=False)) == [[0, 1], [0]]
+
+
+def test_own_order_resumes_on_its_rank():
+    class Reversed(data.DistributedSampler):
+        def __iter__(self):
+            return iter(list(super().__iter__())[::-1])
+
+    sampler = Reversed(range(12), 2, 1, shuffle=False)
+    loader = data.DataLoader(data.TensorDataset(np.arange(12)), 2, sampler=sampler)
+    assert [batch[0].tolist() for batch in loader.iterate(1)] == [[7, 5], [3, 1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import site
@@ -31,9 +32,23 @@ def call(*words: object, **settings: object) -> str:
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory):
-    """Install the wheel in a fresh environment, which finds all other packages where this one has them."""
-    folder = tmp_path_factory.mktemp("wheel")
+def installed(tmp_path_factory, testrun_uid):
+    """Install the wheel in a fresh environment, which finds all other packages where this one has them.
+
+    The first worker that needs it makes it for all.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"wheel-{testrun_uid}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            install(folder)
+            (folder / "done").touch()
+    return folder / "venv" / "bin"
+
+
+def install(folder: Path) -> None:
     (checkout := folder / "checkout").mkdir()
     # A copy, because a build leaves files behind.
     for name in SOURCES:
@@ -51,7 +66,6 @@ def installed(tmp_path_factory):
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
     where = call(python, "-I", "-c", "import simparallel; print(simparallel.__file__)", cwd=folder)
     assert Path(where.strip()).is_relative_to(packages)
-    return python.parent
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.errors import LayoutError, ShapeError
-from simparallel.layout.boxes import Moves, box_of, meet, size_of
+from simparallel.layout.boxes import Moves, box_of, intersection, size_of
 from simparallel.layout.layout import Layout, from_strategy
 from simparallel.layout.redistribution import plan_redistribution
 from simparallel.layout.sharding import placement
@@ -39,7 +39,7 @@ def layouts_over(sizes):
 def lacking(source, target, rank, shape=SHAPE):
     """Count the elements that the rank needs and lacks."""
     need, have = box_of(target, rank, shape), box_of(source, rank, shape)
-    return size_of(need) - size_of(meet(need, have))
+    return size_of(need) - size_of(intersection(need, have))
 
 
 @pytest.mark.parametrize("shape", [SHAPE, *UNEVEN], ids=str)
@@ -84,8 +84,8 @@ def test_moves_of_a_rank_match_the_list_of_all_moves(sizes, shape):
 def test_plan_for_many_ranks_lists_no_pairs(monkeypatch):
     """An all-to-all of 1024 ranks has a million moves; the plan, and one rank's part of it, need not list them."""
     asked = []
-    gets = Moves._gets
-    monkeypatch.setattr(Moves, "_gets", lambda self, rank: asked.append(rank) or gets(self, rank))
+    gets = Moves._incoming
+    monkeypatch.setattr(Moves, "_incoming", lambda self, rank: asked.append(rank) or gets(self, rank))
     rows, columns = from_strategy((1024, 1), 1024), from_strategy((1, 1024), 1024)
     plan = plan_redistribution(rows, columns, (1024, 2048))
 

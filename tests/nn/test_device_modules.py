@@ -62,6 +62,7 @@ CALLS: dict[str, list[Call]] = {
     ],
     "CrossEntropySmooth": [Call({"smooth_factor": 0.1, "num_classes": 6}, (ROWS, labels(4)))],
     "Dropout": [Call({"p": 0.4}, (ROWS,))],
+    "Dropout2d": [Call({"p": 0.4}, (IMAGES,))],
     "Embedding": [Call({"num_embeddings": 6, "embedding_dim": 3, "padding_idx": -2}, (labels(4, 5),))],
     "Flatten": [Call({}, (IMAGES,))],
     "GELU": [Call({}, (ROWS,)), Call({"approximate": "tanh"}, (ROWS,))],

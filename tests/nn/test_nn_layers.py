@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
+import simparallel as sp
 from simparallel import nn
 from simparallel.autograd import Tensor, functions as F, no_grad
 from simparallel.backend import manual_seed, random_state
@@ -285,6 +286,38 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p):
     assert abs(y.numpy().mean() - 1) < 0.03
     np.testing.assert_array_equal(x.grad.numpy(), y.numpy())
     assert layer.eval()(x) is x
+
+
+def test_dropout2d_drops_whole_channels():
+    x = np.random.default_rng(0).random((50, 40, 3, 2)).astype(np.float32) + 1
+    x[:2, :2] = np.nan, np.inf
+    image = Tensor(x, requires_grad=True)
+    layer = nn.Dropout2d(0.25)
+    y = layer(image)
+    y.backward(np.ones(y.shape, np.float32))
+    factors = image.grad.numpy()
+    assert set(np.unique(factors)) == {0, np.float32(4 / 3)}
+    assert (factors == factors[:, :, :1, :1]).all()
+    assert abs((factors == 0).mean() - 0.25) < 0.04
+    np.testing.assert_array_equal(y.numpy()[2:], (x * factors)[2:])
+    assert layer.eval()(image) is image
+    with refused(ShapeError):
+        layer(np.ones((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("cuts", [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1)])
+def test_dropout2d_does_not_depend_on_cuts(cuts):
+    x = np.ones((4, 6, 2, 3), np.float32)
+
+    def program(cut):
+        sp.manual_seed(5)
+        layer, halved = nn.Dropout2d(0.5), sp.ops.Mul()
+        step = lambda x: layer((halved.shard((cuts, ())) if cut else halved)(x, 1.0))  # noqa: E731
+        return (sp.AutoParallel(step) if cut else step)(Tensor(x)).numpy()
+
+    whole = program(False)
+    for part in sp.launch(program, (True,), world_size=2, transport="inline"):
+        np.testing.assert_array_equal(part, whole)
 
 
 # --- attention -----------------------------------------------------------------------------------------------

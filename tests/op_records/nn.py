@@ -347,6 +347,29 @@ def _dropout(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return op, [draw(operand(draw(shapes()), dtype, exact)), call]
 
 
+def turned(op, x):
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[-2])[:, None] * op.base ** (-np.arange(half) / half)
+    pairs = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
+    return np.concatenate([pairs.real, pairs.imag], -1)
+
+
+def torch_turned(op, x):
+    half = x.shape[-1] // 2
+    rows, pairs = (torch.arange(size, dtype=torch.float64) for size in (x.shape[-2], half))
+    angles = rows[:, None] * op.base ** (-pairs / max(half, 1))
+    cos, sin = (each.to(x.dtype) for each in (torch.cos(angles), torch.sin(angles)))
+    return torch.cat([x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], -1)
+
+
+@record(near={"RotaryEmbedding": (turned, torch_turned)})
+@st.composite
+def _rotary(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    leading, rows, half = draw(shapes()), draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    op = new(name, draw(st.sampled_from((100.0, 10_000.0))))
+    return op, [draw(operand((*leading, rows, 2 * half), dtype, exact))]
+
+
 @record(near={"ScaledDotProductAttention": (attention, torch_attention)})
 @st.composite
 def _attention(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:

@@ -12,7 +12,7 @@ from stand_in.strict import launches, xp
 
 import simparallel as sp
 from simparallel import optim
-from simparallel.autograd.kernels import windows
+from simparallel.arrays.cuda import arrays as cuda_arrays
 from simparallel.backend import get_namespace, to_host
 from simparallel.clock.memory import OPTIMIZER
 from simparallel.clock.recorder import current_recorder
@@ -200,7 +200,7 @@ def test_steps_of_lamb_wait_in_little_memory(monkeypatch: pytest.MonkeyPatch) ->
     optimizer(grads)  # makes the state
     with launches() as together:
         optimizer(grads)
-    monkeypatch.setattr(windows, "CHUNK_ON_GPU_BYTES", 3 * 64 * 8)
+    monkeypatch.setattr(cuda_arrays, "CHUNK_BYTES", 3 * 64 * 8)
     with launches() as in_parts:
         optimizer(grads)
     assert in_parts == 3 * together

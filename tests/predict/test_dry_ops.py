@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Op, Tensor
-from simparallel.autograd.kernels.tiles import matrix_product
 from simparallel.backend import has_data
 from simparallel.base.dry_arrays import DryArray, dried, empty
 from simparallel.base.strides import reshapes_in_place
@@ -105,4 +105,4 @@ def test_products_in_tiles_are_dry(shape):
     """A result in real memory would be computed from what happens to be there."""
     rows, inner, columns = shape
     a, b = empty((rows, inner), np.float32), empty((inner, columns), np.float32)
-    assert not has_data(matrix_product(a, b))
+    assert not has_data(arrays_of(a).product(a, b))

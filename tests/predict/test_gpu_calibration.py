@@ -367,7 +367,7 @@ def test_quick_is_refused_for_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 def test_predict_notes_a_stale_calibration(
     name: str, is_stale: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = fingerprint() if name == "this-host" else gpu_fingerprint(sp.gpu.device.gpu_of_rank(0))
+    machine = fingerprint() if name == "this-host" else gpu_fingerprint(sp.arrays.cuda.device.gpu_of_rank(0))
     spec = replace(device(), name=name, calibration={"machine": machine | {"python": "2.7"} if is_stale else machine})
     calibration_file(name).parent.mkdir()
     spec.save(calibration_file(name))
@@ -384,7 +384,7 @@ def test_unknown_arrays_are_refused() -> None:
 
 @pytest.mark.usefixtures("configured")
 def test_stale_calibration_is_noticed() -> None:
-    machine = gpu_fingerprint(sp.gpu.device.gpu_of_rank(0))
+    machine = gpu_fingerprint(sp.arrays.cuda.device.gpu_of_rank(0))
     spec = replace(device(), calibration={"machine": machine})
     assert not changed(spec, machine)
     spec = replace(device(), calibration={"machine": {**machine, "driver": 1}})

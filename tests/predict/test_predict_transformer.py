@@ -137,7 +137,8 @@ def test_context_divides_activations():
         sp.predict_transformer("llama-3.1-8b", world_size=16, context=context, recompute="full", global_batch=32)
         for context in (1, 4)
     )
-    assert one.memory["activations"] == pytest.approx(4 * four.memory["activations"], rel=1e-6)
+    # What is recomputed delivers the gradients of a block's weights together, and these have no tokens.
+    assert four.memory["activations"] < one.memory["activations"] < 4 * four.memory["activations"]
     # As many micro-batches of a quarter of the tokens for each of four times fewer replicas.
     assert four.breakdown["compute"] == pytest.approx(one.breakdown["compute"], rel=0.1)
 
@@ -158,12 +159,10 @@ def test_experts_divide_parameters_and_exchange_tokens():
 
 
 def test_split_backwards_fill_the_bubble():
-    # Steps this small would wait for an interpreter.
-    cluster = describe(16, "dgx-h100", nodes=2)
-    cluster = replace(cluster, device=replace(cluster.device, op_start_s=0.0))
-    plain, split = (small(pipeline=4, schedule=name, cluster=cluster) for name in ("1f1b", "zb_h1"))
-    assert split.breakdown["bubble"] < plain.breakdown["bubble"] / 2
-    assert split.breakdown["compute"] == plain.breakdown["compute"]
+    plain, split = (small(pipeline=4, schedule=name) for name in ("1f1b", "zb_h1"))
+    assert split.breakdown["bubble"] < 0.6 * plain.breakdown["bubble"]
+    # Apart, both gradients of a product start two kernels instead of one.
+    assert plain.breakdown["compute"] < split.breakdown["compute"] < 1.05 * plain.breakdown["compute"]
     assert split.memory["activations"] >= plain.memory["activations"]
 
 
@@ -172,11 +171,15 @@ def test_formula_is_the_clock_of_the_schedule(chunks, schedule):
     """The formula of 1F1B beside its own list of actions, for stages with tables and without."""
     plain = small(pipeline=4, chunks=chunks)
     clocked = small(pipeline=4, chunks=chunks, schedule="looped_bfs" if chunks > 1 else "zb_h2")
-    assert clocked.breakdown["compute"] == plain.breakdown["compute"]
     if chunks > 1:
+        # Gradients of inputs and of weights are one action, as in the formula.
+        assert clocked.breakdown["compute"] == plain.breakdown["compute"]
         assert small(pipeline=4, chunks=chunks, schedule=schedule).step_time_s == pytest.approx(
             plain.step_time_s, rel=0.02
         )
+    else:
+        # Apart, both gradients of a product start two kernels instead of one.
+        assert plain.breakdown["compute"] < clocked.breakdown["compute"] < 1.05 * plain.breakdown["compute"]
 
 
 def test_uneven_stages_add_up():
@@ -280,7 +283,8 @@ def test_unknown_cluster_is_refused():
 def test_worst_stage_counts():
     step = sp.predict_transformer("llama-3.1-8b", world_size=32, pipeline=4, tensor=2, global_batch=64)
     held = [
-        round(state_bytes(step.plan, stage, MEGATRON_ADAM)) + round(activation_bytes(step.plan, stage))
+        round(state_bytes(step.plan, stage, MEGATRON_ADAM))
+        + round(activation_bytes(step.plan, stage, software="eager"))
         for stage in range(4)
     ]
     assert step.memory_bytes == max(held)

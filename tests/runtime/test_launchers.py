@@ -39,7 +39,7 @@ def test_first_launcher_tells_the_rank(names: list[str], size: int, data: st.Dat
     environments = [{k: v for name in names for k, v in variables_of(name, r, size).items()} for r in (rank, 0)]
     found, other = map(identify, environments)
     assert (found.rank, found.world_size, found.node, found.is_here) == (rank, size, 0, True)
-    assert found.told_by.startswith(ORDER[first])
+    assert found.source.startswith(ORDER[first])
     assert found.is_mpi == (not {"torchrun", "MindSpore"}.issuperset(names))
     assert found.key == other.key
     assert f"{ORDER[first]}=0 " in found.command_of(0)
@@ -57,7 +57,7 @@ def test_daemons_of_a_launcher_are_no_ranks(
     if not daemon.keys() & ours.keys():
         found = identify({**daemon, **ours})
         assert (found.rank, found.world_size) == (rank, nodes * per_node)
-        assert found.told_by.startswith(ORDER[inner])
+        assert found.source.startswith(ORDER[inner])
 
 
 @pytest.mark.parametrize("outer", ["PMI", "Slurm", "Open MPI"])

@@ -40,8 +40,8 @@ _NOT_FILLED = frozenset(("empty", "empty_like"))
 # Functions that copy array by array, unless there are many small ones.
 _JOINING = frozenset(("concatenate", "stack", "hstack", "vstack"))
 _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
-# Functions that CuPy computes by cuBLAS, which it refuses in a capture. Its einsum calls `cupy.matmul`.
-_PRODUCTS = frozenset(("matmul", "dot", "inner", "tensordot", "vdot"))
+# Functions that CuPy computes by cuBLAS, which it refuses in a capture; einsum calls `cupy.matmul`.
+_PRODUCTS = frozenset(("matmul", "einsum", "dot", "inner", "tensordot", "vdot"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 

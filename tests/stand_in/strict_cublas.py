@@ -1,4 +1,4 @@
-"""The stand-in for cuBLAS: the functions that `gpu.products` calls, for memory of the stand-in's arrays."""
+"""The stand-in for cuBLAS: the functions that `arrays.cuda.products` calls, for memory of the stand-in's arrays."""
 
 from __future__ import annotations
 

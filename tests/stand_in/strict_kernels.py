@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.gpu.kernel_source import TYPES
+from simparallel.arrays.cuda.kernel_source import TYPES
 from stand_in import strict_cuda
 
 # C++ type -> NumPy's.
@@ -83,7 +83,7 @@ def raw_kernel(code: str, name: str) -> RawKernel:
 
 
 class AddRows(RawKernel):
-    """The kernel of `gpu.add_rows`."""
+    """The kernel of `arrays.cuda.add_rows`."""
 
     def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
         rows, ids, order, out = self.memory(args)
@@ -103,7 +103,7 @@ class AddRows(RawKernel):
 
 
 class RowSums(RawKernel):
-    """A kernel of `gpu.row_sums`."""
+    """A kernel of `arrays.cuda.row_sums`."""
 
     def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
         *arrays, totals = self.memory(args)
@@ -136,7 +136,7 @@ class RowSums(RawKernel):
 
 
 class MultiTensor(RawKernel):
-    """A kernel of `gpu.multi_tensor`, run block by block."""
+    """A kernel of `arrays.cuda.multi_tensor`, run block by block."""
 
     def __init__(self, code: str, name: str) -> None:
         super().__init__(code, name)

@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from simparallel.gpu.products import capture_products, product
+from simparallel.arrays.captures import running
+from simparallel.arrays.cuda.products import product
+from simparallel.arrays.seam import kernels_of
+from simparallel.base.attributes import setting
 from stand_in import strict_cuda as cuda
 from stand_in.strict import StrictArray, launches, xp
 from stand_in.strict_cuda import Event, Graph, Stream, StreamRaceError
+
+KERNELS = kernels_of[xp]
 
 
 def on_device(*shape: int) -> StrictArray:
@@ -24,7 +29,7 @@ def on_device(*shape: int) -> StrictArray:
 
 
 def captured(stream: Stream, step: Callable[[], Any]) -> tuple[Any, Graph]:
-    with stream:
+    with stream, setting(running, capture=stream):
         stream.begin_capture()
         result = step()
         return result, stream.end_capture()
@@ -47,8 +52,7 @@ OPERATIONS: dict[str, Callable[[StrictArray], Any]] = {
     "integers": lambda x: xp.argsort(x, axis=1) + 1,
     "join": lambda x: xp.concatenate([x, x]),
     "filled": lambda x: xp.zeros(3) + xp.full((), 2.0),
-    "einsum": lambda x: xp.einsum("ij,ij->i", x, x),
-    "product": lambda x: x @ x.T,
+    "product": lambda x: KERNELS.matmul(x, x.T),
 }
 WRITES: dict[str, Callable[[StrictArray], Any]] = {
     "in_place": lambda x: operator.iadd(x, 1),
@@ -58,13 +62,12 @@ WRITES: dict[str, Callable[[StrictArray], Any]] = {
     "sort": lambda x: x.sort(axis=0),
     "copyto": lambda x: xp.copyto(x, 2.0),
     "add_at": lambda x: xp.add.at(x, (xp.zeros(2, int), xp.zeros(2, int)), 1.0),
-    "product": lambda x: xp.matmul(x, x + 1, out=x),
+    "product": lambda x: KERNELS.matmul(x, x + 1, out=x),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_result_exists_after_the_launch(name: str, stream: Stream) -> None:
-    capture_products(xp)
     with stream:
         x = on_device(3, 3)
     y, graph = captured(stream, lambda: OPERATIONS[name](x))
@@ -82,7 +85,6 @@ def test_result_exists_after_the_launch(name: str, stream: Stream) -> None:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_capture_writes_nothing(name: str, stream: Stream) -> None:
-    capture_products(xp)
     with stream:
         x, twin = on_device(3, 3), on_device(3, 3)
         start = x.get()
@@ -215,7 +217,6 @@ def operands(draw: st.DrawFn) -> tuple[StrictArray, StrictArray]:
 
 @given(data=st.data(), pair=operands())
 def test_captured_product_equals_numpys(data: st.DataObject, pair: tuple[StrictArray, StrictArray]) -> None:
-    capture_products(xp)
     a, b = pair
     plain = np.matmul(a.get(), b.get())
     out: Any = None
@@ -227,10 +228,44 @@ def test_captured_product_equals_numpys(data: st.DataObject, pair: tuple[StrictA
         )
     stream = Stream(non_blocking=True)
     stream.wait_event(Stream.null.record())
-    y, graph = captured(stream, lambda: a @ b if out is None else xp.matmul(a, b, out=out))
+    y, graph = captured(stream, lambda: KERNELS.matmul(a, b, out=out))
     graph.launch(stream)
     with stream:
         np.testing.assert_array_equal(y.get(), plain, strict=True)
+
+
+EQUATIONS = (
+    "ij,jk->ik", "ij,jk->k", "...i,...i->...", "bij,bjk->bik", "ij,kl->jl", "i,j,k->kji", "ij,jk,kl->li", "ij->j",
+    "...ij,jk->...ik", "a...,...a->...a", "ijk,kj->i", "...,...->...", "ij,j,...->...i",
+)  # fmt: skip
+
+
+@given(st.sampled_from(EQUATIONS), st.data())
+def test_captured_einsum_equals_numpys(equation: str, data: st.DataObject) -> None:
+    sizes = {name: data.draw(st.integers(1, 3)) for name in "abijkl"}
+    lead = data.draw(st.lists(st.integers(1, 3), max_size=2))
+    arrays = []
+    for tensor in equation.split("->")[0].split(","):
+        dots = [data.draw(st.sampled_from([1, size])) for size in lead[data.draw(st.integers(0, len(lead))) :]]
+        before, _, after = tensor.partition("...")
+        shape = [sizes[x] for x in before] + (dots if "..." in tensor else []) + [sizes[x] for x in after]
+        arrays.append(np.random.default_rng(len(arrays)).integers(-3, 4, shape).astype(np.float32))
+    stream = Stream(non_blocking=True)
+    with stream:
+        operands = list(map(xp.asarray, arrays))
+    y, graph = captured(stream, lambda: KERNELS.einsum(equation, *operands))
+    graph.launch(stream)
+    with stream:
+        np.testing.assert_array_equal(y.get(), np.einsum(equation, *arrays))
+
+
+@pytest.mark.parametrize("name", ["matmul", "operator", "einsum"])
+def test_librarys_own_products_are_refused(name: str, stream: Stream) -> None:
+    products = {"matmul": xp.matmul, "operator": operator.matmul, "einsum": lambda a, b: xp.einsum("ij,jk->ik", a, b)}
+    with stream:
+        x = on_device(2, 2)
+    with pytest.raises(NotImplementedError, match="cuBLAS"):
+        captured(stream, lambda: products[name](x, x))
 
 
 def test_products_of_integers_are_refused(stream: Stream) -> None:
@@ -240,10 +275,9 @@ def test_products_of_integers_are_refused(stream: Stream) -> None:
 
 
 def test_empty_products(stream: Stream) -> None:
-    capture_products(xp)
     with stream:
         x, y = xp.zeros((2, 0)), xp.zeros((0, 3))
-    (none, zeros), graph = captured(stream, lambda: (y @ x[:0].T, x @ y))
+    (none, zeros), graph = captured(stream, lambda: (KERNELS.matmul(y, x[:0].T), KERNELS.matmul(x, y)))
     graph.launch(stream)
     with stream:
         assert none.shape == (0, 0)
@@ -279,25 +313,6 @@ def test_names_are_cupys() -> None:
     assert callable(cupy.cuda.runtime.runtimeGetVersion)
     for name in ("matmul", "broadcast_shapes", "broadcast_to", "ascontiguousarray", "result_type", "full", "empty"):
         assert callable(getattr(cupy, name)), name
-
-
-@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
-@pytest.mark.filterwarnings("default:::cupy.*")
-def test_cupys_products_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cupy
-
-    monkeypatch.setattr(cupy, "matmul", cupy.matmul)
-    for name in ("__matmul__", "__rmatmul__"):
-        monkeypatch.setattr(cupy.ndarray, name, getattr(cupy.ndarray, name))
-    capture_products(cupy)
-    assert cupy.matmul.is_capturable
-    memory = cupy.cuda.UnownedMemory(1 << 40, 1 << 40, None, 0)
-    x = cupy.ndarray((2, 2), "f4", memptr=cupy.cuda.MemoryPointer(memory, 0))
-    calls: list[Any] = []
-    monkeypatch.setattr("simparallel.gpu.products.product", lambda *args: calls.append(args))
-    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("", (), {"is_capturing": lambda self: True})())
-    x @ x, cupy.matmul(x, x), cupy.matmul(x, x, out=x)
-    assert [len(args) for args in calls] == [3, 4, 4]
 
 
 @pytest.mark.skipif(not (find_spec("nvidia") and find_spec("nvidia.cublas")), reason="cuBLAS is not installed")

@@ -413,10 +413,10 @@ FACTOR, ORDER = "; each is ", "; they are the same values as on one device, in a
 @given(st.permutations(range(1, 9)), st.integers(1, 8), st.sampled_from([2, 3]))
 def test_factor_needs_four_different_numbers(numbers, count, factor):
     one = np.array(numbers[:count], float)
-    told = difference(one, factor * one).told
+    told = difference(one, factor * one).details
     assert (f"{FACTOR}{factor} times" in told) == (count >= 4)
     repeated = np.resize(one[:3], 12)
-    assert FACTOR not in difference(repeated, factor * repeated).told
+    assert FACTOR not in difference(repeated, factor * repeated).details
 
 
 @given(st.permutations(range(1, 9)), st.booleans())
@@ -425,6 +425,6 @@ def test_permuted_values_are_recognised(numbers, is_cut):
     found = difference(one, *(np.split(other, [3]) if is_cut else [one, other]))
     if found is not None:
         is_telling = np.sum(one != other) >= 4
-        assert found.told.endswith(f"{ORDER}.") or not is_telling
+        assert found.details.endswith(f"{ORDER}.") or not is_telling
         changed = other + (other == 8)
-        assert ORDER not in difference(one, changed).told
+        assert ORDER not in difference(one, changed).details

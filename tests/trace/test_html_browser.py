@@ -201,7 +201,7 @@ def test_drag_pans(page: Page) -> None:
     webdriver.ActionChains(page.driver).drag_and_drop_by_offset(canvas, -200, 0).perform()
     moved = 200 * (before[1] - before[0]) / page.ask("return width - GUTTER")
     assert page.seen()[0] - before[0] == pytest.approx(moved, rel=0.05)
-    assert page.text("told") == ""
+    assert page.text("details") == ""
 
 
 def test_hover_shows_facts_of_both_clocks(page: Page) -> None:
@@ -249,7 +249,7 @@ def test_search_dims_and_steps(page: Page) -> None:
     assert count >= 8
     page.driver.find_element("id", "search").send_keys("\n")
     assert page.text("matches") == f"1 of {count}"
-    assert "ReLU" in page.text("told")
+    assert "ReLU" in page.text("details")
     page.press("n")
     assert page.text("matches") == f"2 of {count}"
     page.press("N", "N")
@@ -285,19 +285,19 @@ def test_keyboard_alone(page: Page) -> None:
     page.press("\ue014")
     first = page.ask("return state.selected")
     assert first >= 0
-    told = page.text("told")
+    told = page.text("details")
     assert told.startswith(page.ask("return data.names[name[state.selected]]"))
     page.press("\ue015")
     page.press("\ue014", "\ue014")
     second = page.ask("return state.selected")
     assert page.ask("return row[given[0]]", second) == page.ask("return row[given[0]]", first) + 1
-    assert page.text("told") != told
+    assert page.text("details") != told
     page.press("\ue013")
     assert page.ask("return row[state.selected] === row[given[0]]", first)
     before = page.span()
     page.press("\ue007")
     assert page.span() < before
-    assert page.driver.find_element("id", "told").get_attribute("aria-live") == "polite"
+    assert page.driver.find_element("id", "details").get_attribute("aria-live") == "polite"
     page.press("?")
     assert page.driver.find_element("id", "keys").is_displayed()
     webdriver.ActionChains(page.driver).send_keys("\ue00c").perform()
@@ -317,7 +317,7 @@ def test_tab_goes_through_the_controls(page: Page) -> None:
 
 def test_path_totals_and_themes(page: Page) -> None:
     page.press("p")
-    assert page.text("told").startswith("critical path: ")
+    assert page.text("details").startswith("critical path: ")
     assert page.ask("return shown.filter((k) => k !== DIM).length") == page.ask("return data.path.length")
     page.press("t")
     assert "exposed" in page.text("table")

@@ -3,7 +3,8 @@
 from simparallel.autograd.ops.activation import (GELU as GELU, LeakyReLU as LeakyReLU, SiLU as SiLU)
 from simparallel.autograd.ops.along import (CumSum as CumSum, Flip as Flip, GatherD as GatherD, Scatter as Scatter, TopK
     as TopK)
-from simparallel.autograd.ops.attention import (ScaledDotProductAttention as ScaledDotProductAttention)
+from simparallel.autograd.ops.attention import (RotaryEmbedding as RotaryEmbedding, ScaledDotProductAttention as
+    ScaledDotProductAttention)
 from simparallel.autograd.ops.batch_norm import (BatchNorm as BatchNorm, BatchNormInference as BatchNormInference)
 from simparallel.autograd.ops.bitwise import (BitwiseAnd as BitwiseAnd, BitwiseNot as BitwiseNot, BitwiseOr as
     BitwiseOr, BitwiseXor as BitwiseXor)

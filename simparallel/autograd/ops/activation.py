@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from simparallel.autograd.kernels.erf import erf
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.erf import erf
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, instance
+from simparallel.autograd.op import Context, Plan, instance
 from simparallel.autograd.ops.elementwise import AbstractFloatUnary, stable_sigmoid
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
@@ -45,7 +43,7 @@ class GELU(AbstractFloatUnary):
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         # In float16, x ** 3 overflows from x = 41 on.
         wide = wider(dtype)
-        work = [xp.empty_like(x, dtype=wide) for _ in range(2)] if isinstance(x, np.ndarray) else [None, None]
+        work = ctx.arrays.temporaries(2, x, wide)
         settings = {"is_exact": self.approximate == "none", "wide": wide, "dtype": dtype}
         if not ctx.needs[0]:
             return fused(xp, _gelu, **settings, has_slope=False)(x, *work)[0]
@@ -55,6 +53,9 @@ class GELU(AbstractFloatUnary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy * ctx.slope,)
+
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        return (0,), 0
 
 
 def _gelu(
@@ -103,6 +104,9 @@ class SiLU(AbstractFloatUnary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (fused(ctx.xp, _silu_gradient)(dy, ctx.x, ctx.gate),)
+
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        return (0,), 0
 
 
 def _silu(xp: ModuleType, x: Array) -> tuple[Array, Array]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simparallel.autograd.kernels.scatter import add_at
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function, method
 from simparallel.autograd.op import (
     AbstractConstant,
@@ -155,13 +154,13 @@ class GatherD(AbstractAlong):
 
     def forward(self, ctx: Context, x: Array, index: Array) -> Array:
         axis = self._axis(x.ndim)
-        check_labels(index, x.shape[axis], None, self.name, POSITIONS)
+        check_labels(ctx.arrays, index, x.shape[axis], None, self.name, POSITIONS)
         ctx.index = index
         return ctx.xp.take_along_axis(x, index, axis)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         dx = ctx.xp.zeros(ctx.plan.inputs[0].shape, wider(dy.dtype))
-        add_at(ctx.xp, dx, _grid(ctx.xp, ctx.index, self._axis(dy.ndim)), dy.astype(dx.dtype, copy=False))
+        ctx.arrays.add_at(dx, _grid(ctx.xp, ctx.index, self._axis(dy.ndim)), dy.astype(dx.dtype, copy=False))
         return dx.astype(dy.dtype, copy=False), None
 
     def work(self, x: Spec, index: Spec) -> Work:
@@ -203,12 +202,12 @@ class Scatter(AbstractAlong):
 
     def forward(self, ctx: Context, x: Array, index: Array, src: Array) -> Array:
         xp, axis, dtype = ctx.xp, self._axis(x.ndim), ctx.plan.output.dtype
-        check_labels(index, x.shape[axis], None, self.name, POSITIONS)
+        check_labels(ctx.arrays, index, x.shape[axis], None, self.name, POSITIONS)
         ctx.index, ctx.last = index, None
         if self.reduce == "add":
             # CuPy cannot add smaller integers in place; the sum in 64 bits is the same.
             y = x.astype(wider(dtype) if dtype.kind == "f" else "int64", order="C")
-            add_at(xp, y, _grid(xp, index, axis), src.astype(y.dtype, copy=False))
+            ctx.arrays.add_at(y, _grid(xp, index, axis), src.astype(y.dtype, copy=False))
             return y.astype(dtype, copy=False)
         # For every position in y: the row-major number of the last element of src written there, -1 for none.
         number = xp.arange(index.size).reshape(index.shape)

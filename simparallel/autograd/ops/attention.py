@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import unbroadcast, wider
-from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes, ones, scratch
+from simparallel.arrays.host.arrays import HostArrays
+from simparallel.arrays.host.sums import wider
+from simparallel.arrays.host.windows import scratch
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
-from simparallel.gpu.kernel_source import itself
-from simparallel.gpu.row_sums import row_sums
 from simparallel.layout.rule import broadcast
 from simparallel.machine.products import MatrixProduct
-
-_MANY_SCORES = 1 << 16
 
 
 class ScaledDotProductAttention(Op):
@@ -38,7 +35,7 @@ class ScaledDotProductAttention(Op):
     dv = p.T dy,  ds = p * (dp - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
     A query that sees no key gives 0. Scores are stored transposed, (..., s, t): operations on the
     row of one query then run over contiguous rows of all queries. On a GPU, scores of more than
-    `chunk_on_gpu_bytes()` are computed for blocks of queries, and again in backward instead of kept
+    `ctx.arrays.work_bytes` are computed for blocks of queries, and again in backward instead of kept
     (Dao et al. 2022, "FlashAttention").
 
     Args:
@@ -75,7 +72,7 @@ class ScaledDotProductAttention(Op):
         ctx.blocks = self._blocks(ctx, q, k)
         if len(ctx.blocks) == 1:
             ctx.p_ST = self._softmax(ctx, q, k, mask, 0)
-            y = _matmul(xp, ctx.p_ST.swapaxes(-1, -2), v, q)
+            y = _matmul(ctx.arrays, ctx.p_ST.swapaxes(-1, -2), v, q)
         else:
             ctx.mask, ctx.p_ST = mask, None
             shape = ctx.plan.output.shape
@@ -83,16 +80,17 @@ class ScaledDotProductAttention(Op):
             for queries, keys in ctx.blocks:
                 seen = None if mask is None else mask[..., queries, keys]
                 p_ST = self._softmax(ctx, q[..., queries, :], k[..., keys, :], seen, queries.start)
-                xp.matmul(p_ST.swapaxes(-1, -2), v[..., keys, :], out=y[..., queries, :])
+                ctx.arrays.matmul(p_ST.swapaxes(-1, -2), v[..., keys, :], out=y[..., queries, :])
         return y.astype(ctx.plan.output.dtype, copy=False)
 
     def _blocks(self, ctx: Context, q: Array, k: Array) -> list[tuple[slice, slice]]:
         """Return the queries and the keys of each block; one block in host memory."""
         num_queries, num_keys = q.shape[-2], k.shape[-2]
         row_bytes = prod(ctx.plan.output.shape[:-2]) * num_keys * q.dtype.itemsize
-        if isinstance(q, np.ndarray) or row_bytes * num_queries <= chunk_on_gpu_bytes():
+        work_bytes = ctx.arrays.work_bytes
+        if row_bytes * num_queries <= work_bytes:
             return [(slice(0, num_queries), slice(0, num_keys))]
-        count, blocks = max(1, chunk_on_gpu_bytes() // row_bytes), []
+        count, blocks = max(1, int(work_bytes // row_bytes)), []
         for start in range(0, num_queries, count):
             stop = min(start + count, num_queries)
             # Later keys are hidden from all queries of this block.
@@ -104,22 +102,18 @@ class ScaledDotProductAttention(Op):
         """Return the softmax (..., s, t) of the queries from `start` on over the keys."""
         xp, dtype = ctx.xp, ctx.dtype
         # The transposed copy of q includes the scale, which spares a pass over the scores.
-        scores_ST = k @ _scaled_transpose(xp, q, self._scale(ctx))
+        scores_ST = ctx.arrays.matmul(k, _scaled_transpose(xp, q, self._scale(ctx)))
         if self.causal:
             scores_ST += _causal_mask(xp, scores_ST, ctx.offset("t") + start, len(ctx.blocks) == 1)
         if mask is not None:
             if mask.dtype == "bool":
                 mask = xp.where(mask, number_on(xp, 0, dtype), -math.inf)
             scores_ST = _add(scores_ST, mask.swapaxes(-1, -2))
-        largest = _column_maximum(xp, scores_ST)
+        largest = ctx.arrays.column_maxima(scores_ST)
         # A query that sees no key has scores of -inf; without the bound, -inf - -inf would give NaN.
         lowest = None if mask is None else float(np.finfo(dtype).min)
         fused(xp, _exponentials, bounded=mask is not None)(scores_ST, largest, lowest)
-        if _are_many_on_gpu(scores_ST):
-            total = row_sums(itself, [scores_ST])[0][..., None, :]
-        else:
-            # A product with ones is the fastest sum.
-            total = (ones(xp, scores_ST.shape[-2], scores_ST) @ scores_ST)[..., None, :]
+        total = ctx.arrays.column_sums(scores_ST)[..., None, :]
         fused(xp, _divide, may_be_zero=mask is not None)(scores_ST, total)
         return scores_ST
 
@@ -149,24 +143,21 @@ class ScaledDotProductAttention(Op):
         xp, needs, scale = ctx.xp, ctx.needs, self._scale(ctx)
         dq = dk = dv = dmask = None
         if needs[2]:
-            dv = unbroadcast(xp, _matmul(xp, p_ST, dy, v), v.shape)
+            dv = ctx.arrays.unbroadcast(_matmul(ctx.arrays, p_ST, dy, v), v.shape)
         if needs[0] or needs[1] or needs[3:] == (True,):
             # The mask is added to the scaled scores, so its gradient is ds without the scale.
             inner = 1.0 if needs[3:] == (True,) else scale
-            ds_ST = v @ _scaled_transpose(xp, dy, inner)
+            ds_ST = ctx.arrays.matmul(v, _scaled_transpose(xp, dy, inner))
             # D also equals rowsum(dy * y), but with that form dp - D loses all digits where p is nearly 1.
-            if _are_many_on_gpu(ds_ST, p_ST):
-                d_T = row_sums(_product, [ds_ST, p_ST])[0]
-            else:
-                d_T = xp.einsum("...st,...st->...t", ds_ST, p_ST)
+            d_T = ctx.arrays.column_products(ds_ST, p_ST)
             fused(xp, _score_gradient)(ds_ST, d_T[..., None, :], p_ST)
             if needs[3:] == (True,):
-                dmask = unbroadcast(xp, ds_ST.swapaxes(-1, -2), mask_shape)
+                dmask = ctx.arrays.unbroadcast(ds_ST.swapaxes(-1, -2), mask_shape)
                 ds_ST = ds_ST * scale
             if needs[0]:
-                dq = unbroadcast(xp, _matmul(xp, ds_ST.swapaxes(-1, -2), k, q), q.shape)
+                dq = ctx.arrays.unbroadcast(_matmul(ctx.arrays, ds_ST.swapaxes(-1, -2), k, q), q.shape)
             if needs[1]:
-                dk = unbroadcast(xp, _matmul(xp, ds_ST, q, k), k.shape)
+                dk = ctx.arrays.unbroadcast(_matmul(ctx.arrays, ds_ST, q, k), k.shape)
         return (dq, dk, dv, dmask)[: len(needs)]
 
     def work(self, q: Spec, k: Spec, v: Spec, *mask: Spec) -> Work:
@@ -191,6 +182,10 @@ class ScaledDotProductAttention(Op):
         moved = sum(spec.size_bytes for spec in (*plan.inputs, plan.output)) + 4 * rows
         return Work(round(2 * rows * seen * (q.shape[-1] + v.shape[-1])), moved)
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # Of each row a number in place of its scores. The result is kept, too, as the input of the next product.
+        return (0, 1, 2), 4 * prod(plan.output.shape[:-1])
+
     def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
         *_, num_queries, width = plan.output.shape
         num_keys = plan.inputs[1].shape[-2]
@@ -203,16 +198,46 @@ class ScaledDotProductAttention(Op):
         return Work(5 * work.flops // 2, work.size_bytes + plan.output.size_bytes + written)
 
 
-def _are_many_on_gpu(*scores: Array) -> bool:
-    """Return whether to sum scores by `row_sums`; for fewer, products give NumPy's bits, but start ten kernels."""
-    first = scores[0]
-    if isinstance(first, np.ndarray) or first.size < _MANY_SCORES:
-        return False
-    return all(array.flags.c_contiguous and array.shape == first.shape for array in scores)
+class RotaryEmbedding(Op):
+    """y = x with its features turned in pairs, by angles that grow with the position (Su et al. 2021, arXiv 2104.09864)
 
+    x: (..., t, d)   y: (..., t, d). Pair i has the features i and i + d / 2, and turns by position * base ** (-2i / d).
 
-def _product(xp: ModuleType, x: Array, y: Array) -> Array:
-    return x * y
+    Args:
+        base: determines the angles.
+    """
+
+    rule = "... t {d} -> ... t d"
+    linear = True
+    # A product with the cosine, one with the sine, and a sum.
+    flops_per_element = 3
+
+    def __init__(self, base: float = 10_000.0) -> None:
+        self.base = base
+
+    def infer(self, x: Spec) -> Spec:
+        check_float(x=x)
+        if x.shape[-1] % 2:
+            raise ShapeError(f"x has shape {x.shape}; its last dim must be even, as features turn in pairs.")
+        return super().infer(x)
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return self._turned(ctx, x, 1)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (self._turned(ctx, dy, -1),)
+
+    def _turned(self, ctx: Context, x: Array, sign: int) -> Array:
+        xp, (num_rows, size) = ctx.xp, x.shape[-2:]
+        half = size // 2
+        angles = xp.arange(ctx.offset("t"), ctx.offset("t") + num_rows)[:, None] * self.base ** (
+            -xp.arange(half) / half
+        )
+        cos, sin = (each.astype(wider(x.dtype)) for each in (xp.cos(angles), sign * xp.sin(angles)))
+        y = xp.empty_like(x)
+        y[..., :half] = x[..., :half] * cos - x[..., half:] * sin
+        y[..., half:] = x[..., half:] * cos + x[..., :half] * sin
+        return y
 
 
 def _exponentials(xp: ModuleType, scores: Array, largest: Array, lowest: float | None, *, bounded: bool) -> None:
@@ -248,27 +273,16 @@ def _scaled_transpose(xp: ModuleType, x: Array, scale: float) -> Array:
     return xp.multiply(x.swapaxes(-1, -2), scale, out=out)
 
 
-def _column_maximum(xp: ModuleType, x: Array) -> Array:
-    """Return the maximum along dim -2, kept with size 1: by halves, three times as fast as `max` (NumPy 2.4)."""
-    if not isinstance(x, np.ndarray):  # a kernel for each half would cost more
-        return x.max(axis=-2, keepdims=True)
-    while (num_rows := x.shape[-2]) > 1:
-        # An odd number of rows: the halves share the middle row.
-        half = -(-num_rows // 2)
-        x = xp.maximum(x[..., :half, :], x[..., num_rows - half :, :])
-    return x
-
-
-def _matmul(xp: ModuleType, a: Array, b: Array, like: Array) -> Array:
+def _matmul(arrays: HostArrays, a: Array, b: Array, like: Array) -> Array:
     """Return a @ b with the memory order of `like`.
 
     Heads are usually a transposed view. With the result in the same order, the caller transposes it back and merges
     the heads without a copy.
     """
     if a.shape[:-2] != b.shape[:-2] or a.shape[:-2] != like.shape[:-2]:
-        return a @ b
-    out = xp.empty_like(like, shape=(*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
-    return xp.matmul(a, b, out=out)
+        return arrays.matmul(a, b)
+    out = arrays.xp.empty_like(like, shape=(*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
+    return arrays.matmul(a, b, out=out)
 
 
 def _causal_mask(xp: ModuleType, scores_ST: Array, first: int, is_shared: bool) -> Array:
@@ -342,3 +356,14 @@ def scaled_dot_product_attention(
     if mask.shape[-2:] != scores:
         mask = mask.expand(*mask.shape[:-2], *scores)
     return op(q, k, v, mask)
+
+
+@function()
+def rotary_embedding(x: Any, base: float = 10_000.0) -> Tensor:
+    """Turn the features of x in pairs, by angles that grow with the position, see `RotaryEmbedding`.
+
+    Args:
+        x: (..., t, d), with an even d.
+        base: determines the angles.
+    """
+    return instance(RotaryEmbedding, base)(as_tensor(x))

@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
+from simparallel.arrays.host import normalize
+from simparallel.arrays.host.normalize import along_channels
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels import normalize
-from simparallel.autograd.kernels.sums import in_order_of, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, check_float, instance
-from simparallel.autograd.ops.channels import along_channels, channel_sums, sums_of_channels
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, fused, reusable
+from simparallel.backend import Array, fused
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -96,19 +94,12 @@ class BatchNorm(AbstractNorm):
         xp, dtype = ctx.xp, wider(x.dtype)
         x = x.astype(dtype, copy=False)
         dims = ctx.dims = " ".join(["n", *dim_names(x.ndim - 2)])
-        sums = ctx.sum_over(dims, channel_sums(xp, x), self.group_size)
+        sums = ctx.sum_over(dims, ctx.arrays.channel_sums(x), self.group_size)
         # After the first sum: a context may count the elements during that exchange.
         count = ctx.count = ctx.sizes(dims, self.group_size)
         if count < 2:
             raise ShapeError(f"{self!r}: a single element per channel has no variance; x has shape {x.shape}.")
-        if isinstance(x, np.ndarray):
-            ctx.mean = None
-            ctx.x, y = fused(xp, normalize.centered)(x, along_channels(sums, x.ndim), count)
-            squares = channel_sums(xp, y)
-        else:
-            # A GPU computes distances from the mean anew, instead of writing and reading them.
-            ctx.x, ctx.mean, y = x, sums / count, xp.empty_like(x)
-            squares = sums_of_channels(xp, normalize.squared_distances, [x], [ctx.mean])[0][0]
+        ctx.x, ctx.mean, y, squares = ctx.arrays.centered(x, sums, count)
         squares = ctx.sum_over(dims, squares, self.group_size)
         mean, var, ctx.r, *weighted = fused(xp, normalize.channel_statistics)(sums, squares, w, count, self.eps)
         if self._observe is not None:
@@ -128,19 +119,17 @@ class BatchNorm(AbstractNorm):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x, r, scale = ctx.xp, ctx.x, ctx.r, ctx.scale
-        dy = dy.astype(x.dtype, copy=False)
-        if not isinstance(dy, np.ndarray):
-            dy = in_order_of(xp, dy, x)
+        dy = ctx.arrays.fusible(dy.astype(x.dtype, copy=False), x)
         means = [] if ctx.mean is None else [ctx.mean]
         # Sums of dy (db) and of dy x̂ (dw), together for a single exchange.
-        sums, work = sums_of_channels(xp, normalize.products, [dy, x], means)
+        sums, work = ctx.arrays.sums_of_channels(normalize.products, [dy, x], means)
         grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
         fused(xp, normalize.affine_gradients)(*sums, r, *(*grads, None, None)[:2])
         dx = None
         if ctx.needs[0]:
             totals = ctx.sum_over(ctx.dims, sums, self.group_size)
             *of_channels, mean = (v if v is None else along_channels(v, dy.ndim) for v in (scale, r, *totals, ctx.mean))
-            work = None if work is None else reusable(work)
+            work = None if work is None else ctx.arrays.reusable(work)
             dx = fused(xp, normalize.channel_gradient)(dy, x, *of_channels, ctx.count, work, mean)
         return (dx, *grads)
 
@@ -186,17 +175,17 @@ class BatchNormInference(Op):
         return y.astype(ctx.plan.output.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, r, w, needs = ctx.xp, ctx.r, ctx.w, ctx.needs
+        r, w, needs = ctx.r, ctx.w, ctx.needs
         dy = dy.astype(r.dtype, copy=False)
         scale = r if w is None else (r * w).astype(r.dtype, copy=False)
         dx = dmean = dvar = dw = db = None
         if needs[0]:
             dx = dy * along_channels(scale, dy.ndim)
         if any(needs[1:]):
-            db = channel_sums(xp, dy)
+            db = ctx.arrays.channel_sums(dy)
             centered = ctx.x - along_channels(ctx.mean, dy.ndim)
             centered *= dy
-            dw = channel_sums(xp, centered) * r
+            dw = ctx.arrays.channel_sums(centered) * r
             dmean, dvar = -scale * db, -0.5 * scale * r * dw
         return (dx, dmean, dvar, dw, db)[: len(needs)]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels import im2col, winograd
-from simparallel.autograd.kernels.sums import sum_rows
-from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
+from simparallel.arrays.host import im2col, winograd
+from simparallel.arrays.host.arrays import HostArrays
+from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Plan, instance
 from simparallel.autograd.ops.matmul import AbstractProduct
@@ -38,7 +38,7 @@ class Conv2d(AbstractProduct):
     x: (N, C, H, W)   w: (O, C / groups, kh, kw)   b: (O,), may be left out   y: (N, O, P, Q)
 
     In memory, the batch is the innermost dim, or the second innermost, just outside the channels (see
-    `kernels/im2col.py`); y has the order that is fastest for the next convolution. Inputs in other
+    `arrays/host/im2col.py`); y has the order that is fastest for the next convolution. Inputs in other
     orders are copied.
 
     Args:
@@ -116,7 +116,7 @@ class Conv2d(AbstractProduct):
         w, y, groups = plan.inputs[1].shape, plan.output.shape, max(plan.sizes.get("g", 1), 1)
         return MatrixProduct(groups, y[0] * prod(y[2:]), w[0] // groups, prod(w[1:]), "convolution")
 
-    def _by_winograd(self, x: Array, w: Array, dtype: np.dtype) -> bool:
+    def _by_winograd(self, arrays: HostArrays, x: Array, w: Array, dtype: np.dtype) -> bool:
         is_possible = (
             w.shape[2:] == (3, 3)
             and self.stride == self.dilation == (1, 1)
@@ -125,7 +125,7 @@ class Conv2d(AbstractProduct):
             and 0 not in (*x.shape, *w.shape)
         )
         # Its transforms stay in a core's cache; a GPU would start small kernels for each row of tiles.
-        is_faster = isinstance(x, np.ndarray) and min(w.shape[:2]) >= WINOGRAD_CHANNELS
+        is_faster = arrays.has_fast_taps and min(w.shape[:2]) >= WINOGRAD_CHANNELS
         return is_possible and (self.method == "winograd" or (self.method == "auto" and is_faster))
 
     def _in_pixels(self, channels: int) -> bool:
@@ -136,17 +136,17 @@ class Conv2d(AbstractProduct):
         # BLAS has no float16 product, so float16 is computed in float32.
         wide = np.result_type(dtype, np.float32) if dtype.kind == "f" else dtype
         at = ctx.windows
-        ctx.by_winograd = self._by_winograd(x, w, wide)
+        ctx.by_winograd = self._by_winograd(ctx.arrays, x, w, wide)
         ctx.in_pixels = ctx.by_winograd or self._in_pixels(x.shape[1])
         to_pixels = ctx.in_pixels or self._in_pixels(w.shape[0])
         x = xp.ascontiguousarray(x.transpose(_PIXELS if ctx.in_pixels else _PLANES), dtype=wide)
         w = w.astype(wide, copy=False)
         if ctx.by_winograd:
-            y = winograd.forward(xp, x, w, at)
+            y = winograd.forward(ctx.arrays, x, w, at)
         elif ctx.in_pixels:
-            y = im2col.pixels_forward(xp, x, w, at)
+            y = im2col.pixels_forward(ctx.arrays, x, w, at)
         else:
-            y = im2col.planes_forward(xp, x, w, at, ctx.plan.sizes.get("g", 1), to_pixels)
+            y = im2col.planes_forward(ctx.arrays, x, w, at, ctx.plan.sizes.get("g", 1), to_pixels)
         # Where c is cut, y is a partial sum: the rank with the first slice adds the bias.
         if b is not None and not ctx.offset("c"):
             y += (b if to_pixels else b[:, None, None, None]).astype(wide, copy=False)
@@ -163,14 +163,14 @@ class Conv2d(AbstractProduct):
             dy = xp.ascontiguousarray(dy.transpose(_PIXELS), dtype=x.dtype)
             if True in ctx.needs[:2]:
                 method = winograd.backward if ctx.by_winograd else im2col.pixels_backward
-                dx = method(xp, x, w, dy, at, ctx.needs[0], dw)
+                dx = method(ctx.arrays, x, w, dy, at, ctx.needs[0], dw)
         else:
             dy = dy.transpose(_PLANES).astype(x.dtype, order="K", copy=False)
             if not (is_pixels and self.groups == 1):
                 dy = xp.ascontiguousarray(dy)
             if True in ctx.needs[:2]:
                 groups = ctx.plan.sizes.get("g", 1)
-                dx = im2col.planes_backward(xp, x, w, dy, at, groups, ctx.needs[0], dw)
+                dx = im2col.planes_backward(ctx.arrays, x, w, dy, at, groups, ctx.needs[0], dw)
         if dx is not None:
             dx = dx.transpose(_FROM_PIXELS if ctx.in_pixels else _FROM_PLANES)
         if len(ctx.needs) == 2:
@@ -186,7 +186,7 @@ class Conv2d(AbstractProduct):
             dy.sum(axis=(1, 2, 3), out=db)
         else:
             dy_PQNO = dy if ctx.in_pixels else dy.transpose(1, 2, 3, 0)
-            sum_rows(ctx.xp, dy_PQNO.reshape(prod(dy_PQNO.shape[:3]), len(db)), out=db)
+            ctx.arrays.sum_rows(dy_PQNO.reshape(prod(dy_PQNO.shape[:3]), len(db)), out=db)
         return db
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels import im2col
-from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
+from simparallel.arrays.host import im2col
+from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, as_int, instance
 from simparallel.autograd.ops.promotion import hashable
@@ -106,7 +106,7 @@ class ConvTranspose2d(Op):
         ctx.w = w.astype(wide, copy=False)
         # Without dw to compute, the kernel reads shape and dtype of the image, but no elements.
         image = xp.broadcast_to(xp.zeros((), wide), (ctx.groups * w.shape[1], *ctx.at.image, x.shape[0]))
-        y = im2col.planes_backward(xp, image, ctx.w, ctx.x, ctx.at, ctx.groups, True, None)
+        y = im2col.planes_backward(ctx.arrays, image, ctx.w, ctx.x, ctx.at, ctx.groups, True, None)
         assert y is not None
         # Where c is cut, y is a partial sum: the rank with the first slice adds the bias.
         if b is not None and not ctx.offset("c"):
@@ -117,11 +117,11 @@ class ConvTranspose2d(Op):
         xp, needs, dx, dw, db = ctx.xp, ctx.needs, None, None, None
         dy = xp.ascontiguousarray(dy.transpose(_PLANES), dtype=ctx.x.dtype)
         if needs[0]:
-            dx_planes = im2col.planes_forward(xp, dy, ctx.w, ctx.at, ctx.groups, False)
+            dx_planes = im2col.planes_forward(ctx.arrays, dy, ctx.w, ctx.at, ctx.groups, False)
             dx = dx_planes.transpose(_FROM_PLANES)
         if needs[1]:
             dw = xp.empty(ctx.w.shape, ctx.w.dtype)
-            im2col.planes_backward(xp, dy, ctx.w, ctx.x, ctx.at, ctx.groups, False, dw)
+            im2col.planes_backward(ctx.arrays, dy, ctx.w, ctx.x, ctx.at, ctx.groups, False, dw)
         if needs[2:] == (True,):
             db = dy.sum(axis=(1, 2, 3)) * (not ctx.offset("c"))
         return (dx, dw, db)[: len(needs)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, check_float
 from simparallel.autograd.ops.cast import cast

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.captures import running
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, Part, filled, fused, random_bits, random_state
 from simparallel.errors import DTypeError, InputError
-from simparallel.gpu.capture import from_host, running
 from simparallel.layout.rule import dim_names
 
 # Four elements share a random word of 64 bits: 16 bits each, so p is rounded to 1/65536.
@@ -71,7 +71,7 @@ class Dropout(Op):
             later = 0 if capture is None else capture.draws_since(self.stream)
             return mask(self.seed, self.stream, number + later, self.p, tuple(size), tuple(offset), x.shape, x)
 
-        ctx.keep = from_host(draw, x)
+        ctx.keep = ctx.arrays.from_host(draw, x)
         return self._apply(ctx, x)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

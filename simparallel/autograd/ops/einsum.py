@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from simparallel.autograd.kernels.sums import unbroadcast, wider
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
@@ -53,8 +53,8 @@ class Einsum(Op):
 
     def forward(self, ctx: Context, *arrays: Array) -> Array:
         dtype = ctx.plan.output.dtype
-        ctx.arrays = tuple(array.astype(wider(array.dtype), copy=False) for array in arrays)
-        y = ctx.xp.einsum(self.equation, *ctx.arrays, optimize=True)
+        ctx.operands = tuple(array.astype(wider(array.dtype), copy=False) for array in arrays)
+        y = ctx.arrays.einsum(self.equation, *ctx.operands, optimize=True)
         return y.astype(dtype) if y.base is None else y.astype(dtype, copy=True)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
@@ -65,12 +65,12 @@ class Einsum(Op):
         # One einsum gives the letters of input i that also occur in y or in another input.
         own = self._left[i]
         others = [tensor for j, tensor in enumerate(self._left) if j != i]
-        arrays = [array for j, array in enumerate(ctx.arrays) if j != i]
+        arrays = [array for j, array in enumerate(ctx.operands) if j != i]
         known = set("".join((self._right, *others)))
         found = "".join(letter for letter in own.replace("...", "") if letter in known)
         spread = "..." if any("..." in tensor for tensor in (self._right, *others)) else ""
         equation = f"{','.join((self._right, *others))}->{spread}{found}"
-        gradient = ctx.xp.einsum(equation, dy.astype(wider(dy.dtype), copy=False), *arrays, optimize=True)
+        gradient = ctx.arrays.einsum(equation, dy.astype(wider(dy.dtype), copy=False), *arrays, optimize=True)
         # Letters that occur in this input alone were summed in forward: broadcast the gradient along them.
         shape = ctx.plan.inputs[i].shape
         lead = len(shape) - len(own.replace("...", "")) if "..." in own else 0
@@ -84,7 +84,7 @@ class Einsum(Op):
         # The dims of "..." come first here: sum those that were broadcast, then move them to their place in input i.
         sizes = (*shape[:at], *shape[at + lead :])
         gradient = ctx.xp.broadcast_to(gradient, (*gradient.shape[:extra], *sizes))
-        gradient = unbroadcast(ctx.xp, gradient, (*shape[at : at + lead], *sizes))
+        gradient = ctx.arrays.unbroadcast(gradient, (*shape[at : at + lead], *sizes))
         order = (*range(lead, lead + at), *range(lead), *range(lead + at, len(shape)))
         return gradient.transpose(order).astype(dy.dtype)
 

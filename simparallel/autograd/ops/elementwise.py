@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import masked, unbroadcast
 from simparallel.autograd.methods import function, method
 from simparallel.autograd.op import AbstractConstant, Context, Op, Plan, Spec, Work
 from simparallel.autograd.ops.promotion import floating, operands
@@ -61,7 +60,7 @@ class Add(AbstractBinary):
         return a + b
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return [unbroadcast(ctx.xp, dy, s) if n else None for s, n in zip(ctx.shapes, ctx.needs, strict=True)]
+        return [ctx.arrays.unbroadcast(dy, s) if n else None for s, n in zip(ctx.shapes, ctx.needs, strict=True)]
 
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
         # dy itself is the gradient of an input of its shape. Where two of them join, as in a residual block, they part
@@ -86,8 +85,8 @@ class Sub(AbstractBinary):
         return a - b
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        da = unbroadcast(ctx.xp, dy, ctx.shapes[0]) if ctx.needs[0] else None
-        db = -unbroadcast(ctx.xp, dy, ctx.shapes[1]) if ctx.needs[1] else None
+        da = ctx.arrays.unbroadcast(dy, ctx.shapes[0]) if ctx.needs[0] else None
+        db = -ctx.arrays.unbroadcast(dy, ctx.shapes[1]) if ctx.needs[1] else None
         return da, db
 
 
@@ -101,8 +100,8 @@ class Mul(AbstractBinary):
         return a * b
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        da = unbroadcast(ctx.xp, dy * ctx.b, ctx.a.shape) if ctx.needs[0] else None
-        db = unbroadcast(ctx.xp, dy * ctx.a, ctx.b.shape) if ctx.needs[1] else None
+        da = ctx.arrays.unbroadcast(dy * ctx.b, ctx.a.shape) if ctx.needs[0] else None
+        db = ctx.arrays.unbroadcast(dy * ctx.a, ctx.b.shape) if ctx.needs[1] else None
         return da, db
 
 
@@ -119,8 +118,8 @@ class Div(AbstractBinary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         d = dy / ctx.b
-        da = unbroadcast(ctx.xp, d, ctx.a.shape) if ctx.needs[0] else None
-        db = unbroadcast(ctx.xp, -d * (ctx.a / ctx.b), ctx.b.shape) if ctx.needs[1] else None
+        da = ctx.arrays.unbroadcast(d, ctx.a.shape) if ctx.needs[0] else None
+        db = ctx.arrays.unbroadcast(-d * (ctx.a / ctx.b), ctx.b.shape) if ctx.needs[1] else None
         return da, db
 
 
@@ -145,8 +144,8 @@ class Remainder(AbstractBinary):
         return a % b
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        da = unbroadcast(ctx.xp, dy, ctx.a.shape) if ctx.needs[0] else None
-        db = unbroadcast(ctx.xp, -dy * (ctx.a // ctx.b), ctx.b.shape) if ctx.needs[1] else None
+        da = ctx.arrays.unbroadcast(dy, ctx.a.shape) if ctx.needs[0] else None
+        db = ctx.arrays.unbroadcast(-dy * (ctx.a // ctx.b), ctx.b.shape) if ctx.needs[1] else None
         return da, db
 
 
@@ -223,13 +222,7 @@ class ReLU(AbstractUnary):
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        if isinstance(dy, np.ndarray):
-            return (masked(ctx.xp, dy, ctx.y > 0),)
-        return (fused(ctx.xp, _relu_gradient)(dy, ctx.y),)
-
-
-def _relu_gradient(xp: ModuleType, dy: Array, y: Array) -> Array:
-    return xp.where(y > 0, dy, 0)
+        return (ctx.arrays.where_positive(dy, ctx.y),)
 
 
 _ADD, _SUB, _MUL, _DIV = Add(), Sub(), Mul(), Div()
@@ -238,15 +231,15 @@ _NEG, _CLONE, _ABS, _SIGMOID, _RELU = Neg(), Clone(), Abs(), Sigmoid(), ReLU()
 
 
 @function("add __add__ __radd__ __iadd__")
-def add(a: Any, b: Any) -> Tensor:
-    """Return a + b, broadcast."""
-    return _ADD(*operands(a, b))
+def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
+    """Return a + alpha * b, broadcast."""
+    return _ADD(*operands(a, b if alpha == 1 else as_tensor(b) * alpha))
 
 
 @function("sub __sub__ __rsub__ __isub__")
-def sub(a: Any, b: Any) -> Tensor:
-    """Return a - b, broadcast."""
-    return _SUB(*operands(a, b))
+def sub(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
+    """Return a - alpha * b, broadcast."""
+    return _SUB(*operands(a, b if alpha == 1 else as_tensor(b) * alpha))
 
 
 @function("mul __mul__ __rmul__ __imul__")

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.scatter import add_rows
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import AbstractConstant, Context, Op, Plan, Spec, Work, as_int, instance
 from simparallel.autograd.ops.labels import Words, check_labels
@@ -54,7 +53,7 @@ class Embedding(Op):
         return Spec(shape, table.dtype)
 
     def forward(self, ctx: Context, ids: Array, table: Array) -> Array:
-        check_labels(ids.reshape(-1), ctx.size("v"), None, self.name, ROWS)
+        check_labels(ctx.arrays, ids.reshape(-1), ctx.size("v"), None, self.name, ROWS)
         ctx.inside = None
         if table.shape[0] != ctx.size("v"):
             ids = ids.astype("int64", copy=False) - ctx.offset("v")
@@ -79,10 +78,9 @@ class Embedding(Op):
         total = dtable if dy.dtype == wider(dy.dtype) else xp.empty(shape, wider(dy.dtype))
         total[...] = 0
         ids = ctx.ids.reshape(-1).astype("int64", copy=False)
-        if ctx.inside is not None and not isinstance(total, np.ndarray):
-            # Ids of other slices stand at row 0, where one thread would add up all of their zeros.
-            ids = xp.where(ctx.inside.reshape(-1), ids, -1)
-        add_rows(xp, total, ids, xp.ascontiguousarray(dy.reshape(ids.size, shape[1]), dtype=total.dtype))
+        inside = None if ctx.inside is None else ctx.inside.reshape(-1)
+        rows = xp.ascontiguousarray(dy.reshape(ids.size, shape[1]), dtype=total.dtype)
+        ctx.arrays.add_rows(total, ids, rows, inside)
         if total is not dtable:
             dtable[...] = total
         if self.padding_idx is not None:
@@ -138,7 +136,7 @@ class OneHot(AbstractConstant):
     def forward(self, ctx: Context, ids: Array) -> Array:
         xp, shape = ctx.xp, ctx.plan.output.shape
         flat = ids.reshape(-1)
-        check_labels(flat, self.num_classes, None, self.name, COLUMNS)
+        check_labels(ctx.arrays, flat, self.num_classes, None, self.name, COLUMNS)
         y = xp.full((flat.shape[0], shape[-1]), self.off, dtype=self.dtype)
         rows = xp.arange(flat.shape[0])
         if shape[-1] != self.num_classes:

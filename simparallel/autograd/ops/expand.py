@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simparallel.autograd.kernels.sums import unbroadcast, wider
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.methods import FUNCTIONS, function
 from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, instance, normalize_dims, reduced_dims
 from simparallel.autograd.ops.promotion import spread
@@ -93,7 +93,7 @@ class BroadcastTo(Op):
         return ctx.xp.broadcast_to(x, ctx.plan.output.shape)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (unbroadcast(ctx.xp, dy, ctx.plan.inputs[0].shape),)
+        return (ctx.arrays.unbroadcast(dy, ctx.plan.inputs[0].shape),)
 
     def work(self, x: Spec) -> Work:
         return Work(0, 0)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from simparallel.arrays.host.sums import extreme, wider
 from simparallel.autograd.dims import Dims, as_dims, reduced_dims
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import extreme, masked, wider
 from simparallel.autograd.methods import deviation, function, reduction
 from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.promotion import floating
@@ -79,7 +79,7 @@ class AbstractExtremum(AbstractCompleted):
         # The count is 0 where the extreme is NaN, as NaN == NaN is False.
         count = ctx.sum_over(self._names(ctx), count).clip(1)
         share = (dy.reshape(ctx.y.shape) / count).astype(dy.dtype)
-        return (masked(ctx.xp, ctx.xp.broadcast_to(share, chosen.shape), chosen),)
+        return (ctx.arrays.masked(ctx.xp.broadcast_to(share, chosen.shape), chosen),)
 
 
 class Max(AbstractExtremum):
@@ -278,7 +278,7 @@ class Std(Var):
         return ctx.y
 
     def _slope(self, ctx: Context) -> Array:
-        return masked(ctx.xp, 0.5 / (ctx.y + (ctx.y == 0)), ctx.y > 0)
+        return ctx.arrays.masked(0.5 / (ctx.y + (ctx.y == 0)), ctx.y > 0)
 
 
 @function("max amax", reduction)

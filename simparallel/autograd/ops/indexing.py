@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.captures import check_after
+from simparallel.arrays.host.arrays import HostArrays
 from simparallel.autograd.grad_mode import no_grad
-from simparallel.autograd.kernels.scatter import add_at
-from simparallel.autograd.kernels.sums import masked
 from simparallel.autograd.methods import check_held, check_writable, function, method
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_dims, as_int, instance, normalize_dims
 from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, assign, get_namespace, is_array, is_on_gpu, read_numbers
+from simparallel.backend import Array, assign, get_namespace, is_array, read_numbers
 from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
-from simparallel.gpu.capture import check_after
 from simparallel.layout.rule import dim_names
 
 # (start, stop, step) of a slice.
@@ -144,7 +143,7 @@ class Index(Op):
         own = list(indices)
         for i, dim in enumerate(self._dims(x.ndim)):
             size = ctx.size(names[dim])
-            _check_range(own[i], size, dim)
+            _check_range(ctx.arrays, own[i], size, dim)
             if size != x.shape[dim]:
                 own[i] = self._within(ctx, own[i].astype("int64"), dim, size)
         # A tuple: the tape checks arrays and tuples of arrays on `ctx` for writes before backward.
@@ -169,7 +168,7 @@ class Index(Op):
         neighbours = dims == tuple(range(dims[0], dims[0] + len(dims)))
         behind = ndim - dims[-1] - 1 if neighbours else ndim - len(dims)
         inside = ctx.xp.reshape(ctx.inside, (*ctx.inside.shape, *(1,) * behind))
-        return masked(ctx.xp, y, ctx.xp.broadcast_to(inside, y.shape))
+        return ctx.arrays.masked(y, ctx.xp.broadcast_to(inside, y.shape))
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         shape = ctx.plan.inputs[0].shape
@@ -178,7 +177,7 @@ class Index(Op):
         wide = "float32" if dy.dtype == "float16" else dy.dtype
         dx = ctx.xp.zeros(shape, dtype=wide)
         if dx.size:
-            add_at(ctx.xp, dx, self._key(len(shape), ctx.indices), dy.astype(wide, copy=False))
+            ctx.arrays.add_at(dx, self._key(len(shape), ctx.indices), dy.astype(wide, copy=False))
         return (dx.astype(dy.dtype, copy=False), *(None for _ in ctx.indices))
 
     def work(self, x: Spec, *indices: Spec) -> Work:
@@ -189,12 +188,12 @@ class Index(Op):
         return Work(work.size_bytes // 8, 2 * work.size_bytes)
 
 
-def _check_range(indices: Array, size: int, dim: int) -> None:
+def _check_range(arrays: HostArrays, indices: Array, size: int, dim: int) -> None:
     """Raise OutOfRangeError for indices outside of a dim, which CuPy would wrap around; on a GPU at the next read."""
     if not indices.size:
         return
     least, most = indices.min(), indices.max()
-    if is_on_gpu(indices):
+    if arrays.reads_wait:
         check_after((least < -size) | (most >= size), lambda: _refuse(least, most, size, dim))
     elif not -size <= least.item() <= most.item() < size:
         _refuse(least, most, size, dim)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
-import numpy as np
-
+from simparallel.arrays.captures import check_after
+from simparallel.arrays.host.arrays import HostArrays
 from simparallel.autograd.op import Context
-from simparallel.backend import Array, fused, get_namespace, to_host
+from simparallel.backend import Array, fused, to_host
 from simparallel.errors import LabelError
-from simparallel.gpu.capture import check_after
 
 
 class Words(NamedTuple):
@@ -57,7 +56,7 @@ def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, 
         LabelError: a label is outside of all classes and is not `ignore_index`.
     """
     xp, num_classes, labels = ctx.xp, ctx.size("v"), labels.reshape(-1)
-    check_labels(labels, num_classes, ignore_index, who)
+    check_labels(ctx.arrays, labels, num_classes, ignore_index, who)
     rows = xp.arange(labels.shape[0])
     if num_local == num_classes and ignore_index is None:
         return Picked(rows, labels, None)
@@ -70,15 +69,17 @@ def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, 
     return Picked(rows[inside], local[inside], kept)
 
 
-def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who: str, words: Words = CLASSES) -> None:
+def check_labels(
+    arrays: HostArrays, labels: Array, num_classes: int, ignore_index: int | None, who: str, words: Words = CLASSES
+) -> None:
     """Raise LabelError if a label is outside of 0 … num_classes-1; the error names the first such label.
 
     On a GPU it comes when the host next reads a value, such as the loss.
     """
-    # In host memory two reductions are the fastest check.
-    if labels.size == 0 or (isinstance(labels, np.ndarray) and labels.min() >= 0 and labels.max() < num_classes):
+    # Where no read waits, two reductions are the fastest check.
+    if labels.size == 0 or (not arrays.reads_wait and labels.min() >= 0 and labels.max() < num_classes):
         return
-    bad = fused(get_namespace(labels), _outside)(labels, num_classes, ignore_index)
+    bad = fused(arrays.xp, _outside)(labels, num_classes, ignore_index)
     check_after(bad.any(), lambda: _refuse(bad, labels, num_classes, who, words))
 
 

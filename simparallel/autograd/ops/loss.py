@@ -7,8 +7,8 @@ from functools import cache
 from math import prod
 from typing import Any
 
+from simparallel.arrays.host.sums import exponentials, extreme, wider
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.embedding import one_hot
@@ -191,7 +191,7 @@ class CrossEntropy(AbstractLabelLoss):
             ctx.weight = weight = weight.astype(dtype, copy=False)
             sums[2] = picked.of(ctx, weight, num_rows)
         if smoothing:
-            sums[-2] = shifted[0].sum(axis=1) if weight is None else shifted[0] @ weight
+            sums[-2] = shifted[0].sum(axis=1) if weight is None else ctx.arrays.matmul(shifted[0], weight)
             sums[-1] = num_local if weight is None else weight.sum()
         sums = ctx.sum_over("v", sums)
 
@@ -243,6 +243,10 @@ class CrossEntropy(AbstractLabelLoss):
     def eager_work(self, plan: Plan) -> Work:
         # A logarithm of the softmax, whose rows stay on the chip, and a look-up.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes + plan.inputs[1].size_bytes)
+
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # The logarithms.
+        return (1,), plan.inputs[0].size_bytes
 
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
         # The look-up's gradient is written whole; with the logarithms it becomes that of the logits.
@@ -314,7 +318,7 @@ class SoftmaxCrossEntropyWithLogits(Op):
         shifted = xp.subtract(logits, largest, dtype=dtype)
         exps = xp.exp(shifted)
         ctx.labels = labels
-        sums = xp.stack([exps.sum(axis=1), xp.einsum("nv,nv->n", shifted, labels), labels.sum(axis=1)])
+        sums = xp.stack([exps.sum(axis=1), ctx.arrays.einsum("nv,nv->n", shifted, labels), labels.sum(axis=1)])
         sums = ctx.sum_over("v", sums)
         ctx.label_sum, log_total = sums[2], xp.log(sums[0])
         losses = log_total * sums[2] - sums[1]

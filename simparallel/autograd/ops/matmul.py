@@ -8,35 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import sum_rows, unbroadcast
-from simparallel.autograd.kernels.tiles import matrix_product
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tensor import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array
 from simparallel.errors import InputError
 from simparallel.machine.products import MatrixProduct
 
 # With at most this many rows and more than this many outputs, `Linear` computes w @ x.T instead of x @ w.T.
 FEW_ROWS = 128
-
-
-def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """Return a @ b, written to `out` if given: contiguous, with the product's shape and dtype.
-
-    BLAS has no float16 product, so NumPy arrays of float16 are multiplied in float32 and rounded once.
-    """
-    if isinstance(a, np.ndarray) and a.dtype == b.dtype:
-        if a.dtype == np.float16:
-            wide = a.astype(np.float32) @ b.astype(np.float32)
-            if out is None:
-                return wide.astype(np.float16)
-            out[...] = wide
-            return out
-        if a.dtype == np.float32 and a.ndim == b.ndim == 2:
-            return matrix_product(a, b, out)
-    return a @ b if out is None else get_namespace(a).matmul(a, b, out=out)
 
 
 def as_rows(x: Array) -> Array:
@@ -133,22 +114,22 @@ class MatMul(AbstractProduct):
         ctx.x, ctx.w = x, w
         w_kn = w.swapaxes(-1, -2) if self.transpose_b else w
         if self._shares_w(x, w):
-            return product(as_rows(x), w_kn).reshape(*x.shape[:-1], w_kn.shape[-1])
-        return product(x.swapaxes(-1, -2) if self.transpose_a else x, w_kn)
+            return ctx.arrays.product(as_rows(x), w_kn).reshape(*x.shape[:-1], w_kn.shape[-1])
+        return ctx.arrays.product(x.swapaxes(-1, -2) if self.transpose_a else x, w_kn)
 
     def _shares_w(self, x: Array, w: Array) -> bool:
         """Return whether one w multiplies all matrices of x: then a single product of all rows suffices."""
         return w.ndim == 2 < x.ndim and not self.transpose_a
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        x, w = ctx.x, ctx.w
+        x, w, product = ctx.x, ctx.w, ctx.arrays.product
         dx = dw = None
         if self._shares_w(x, w):
             x, dy = as_rows(x), as_rows(dy)
         if ctx.needs[0]:
             w_kn = w.swapaxes(-1, -2) if self.transpose_b else w
             dx = product(w_kn, dy.swapaxes(-1, -2)) if self.transpose_a else product(dy, w_kn.swapaxes(-1, -2))
-            dx = unbroadcast(ctx.xp, dx, x.shape).reshape(ctx.x.shape)
+            dx = ctx.arrays.unbroadcast(dx, x.shape).reshape(ctx.x.shape)
         if ctx.needs[1]:
             is_plain = x.ndim == w.ndim == 2 and x.dtype == dy.dtype
             out = ctx.gradient(1, dy.dtype) if is_plain else None
@@ -157,7 +138,7 @@ class MatMul(AbstractProduct):
                 dw = product(dy.swapaxes(-1, -2), x_km.swapaxes(-1, -2), out)
             else:
                 dw = product(x_km, dy, out)
-            dw = unbroadcast(ctx.xp, dw, w.shape)
+            dw = ctx.arrays.unbroadcast(dw, w.shape)
         return dx, dw
 
     def product(self, plan: Plan) -> MatrixProduct:
@@ -211,7 +192,7 @@ class Linear(AbstractProduct):
         # BLAS copies w to multiply by its transpose, but not to multiply w itself. With few rows, w @ x.T is faster:
         # a third for 32 rows (measured). The result is then column-major.
         rows = x if x.ndim == 2 else as_rows(x)
-        y = product(w, rows.T).T if len(rows) <= FEW_ROWS < len(w) else product(rows, w.T)
+        y = ctx.arrays.product(w, rows.T).T if len(rows) <= FEW_ROWS < len(w) else ctx.arrays.product(rows, w.T)
         if x.ndim != 2:
             y = y.reshape(*x.shape[:-1], len(w))
         # Where k is cut, y is a partial sum: the rank with the first slice adds the bias.
@@ -225,12 +206,12 @@ class Linear(AbstractProduct):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         x, w = ctx.x, ctx.w
         dy_MN, rows = (dy, x) if x.ndim == 2 else (as_rows(dy), as_rows(x))
-        dx = product(dy_MN, w).reshape(x.shape) if ctx.needs[0] else None
+        dx = ctx.arrays.product(dy_MN, w).reshape(x.shape) if ctx.needs[0] else None
         dw = None
         # dw is a product (n, M) @ (M, k).
         if ctx.needs[1]:
             out = ctx.gradient(1, dy.dtype) if x.dtype == dy.dtype else None
-            dw = product(dy_MN.T, rows, out)
+            dw = ctx.arrays.product(dy_MN.T, rows, out)
         if len(ctx.needs) == 2:
             return dx, dw
         db = None
@@ -239,7 +220,7 @@ class Linear(AbstractProduct):
             if ctx.offset("k"):
                 db[...] = 0
             else:
-                sum_rows(ctx.xp, dy_MN, out=db)
+                ctx.arrays.sum_rows(dy_MN, out=db)
         return dx, dw, db
 
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.host import normalize
+from simparallel.arrays.host.sums import wider
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels import normalize
-from simparallel.autograd.kernels.sums import sum_rows, wider
-from simparallel.autograd.kernels.windows import ones
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Plan, Spec, Work, instance
 from simparallel.autograd.ops.batch_norm import AbstractNorm, check_channels, present
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, fused, reusable
+from simparallel.backend import Array, fused
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -75,6 +74,11 @@ class AbstractRowNorm(AbstractNorm):
         # A row stays on the chip between its statistics and its result.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # Statistics of each row in float32.
+        shape = plan.inputs[0].shape
+        return (0,), 8 * prod(shape[: len(shape) - self.num_dims])
+
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
         # One kernel reads dy and x and writes dx, another one reads both for the gradients of weight and bias.
         flops, passes = self.work_backward(needs, plan.work).flops, 3 * needs[0] + 2 * any(needs[1:])
@@ -95,12 +99,12 @@ class LayerNorm(AbstractRowNorm):
     def forward(self, ctx: Context, x: Array, w: Array | None = None, b: Array | None = None) -> Array:
         xp = ctx.xp
         x_RE = self._rows(ctx, x)
-        one_E = ones(xp, x_RE.shape[1], x_RE)
+        one_E = ctx.arrays.ones(x_RE.shape[1], x_RE)
         # A product with ones is the fastest sum.
-        sums = ctx.sum_over(ctx.dims, x_RE @ one_E)
+        sums = ctx.sum_over(ctx.dims, ctx.arrays.matmul(x_RE, one_E))
         # y holds first the squares, then the result.
         ctx.x_hat, y = fused(xp, normalize.centered)(x_RE, sums[:, None], ctx.count)
-        _, r = fused(xp, normalize.spread)(ctx.sum_over(ctx.dims, y @ one_E), ctx.count, self.eps)
+        _, r = fused(xp, normalize.spread)(ctx.sum_over(ctx.dims, ctx.arrays.matmul(y, one_E)), ctx.count, self.eps)
         ctx.r = r[:, None]
         ctx.w, b = (v if v is None else v.reshape(-1).astype(y.dtype, copy=False) for v in (w, b))
         fused(xp, normalize.normalize)(y, ctx.x_hat, ctx.r, ctx.w, b)
@@ -113,18 +117,18 @@ class LayerNorm(AbstractRowNorm):
         dx = dw = db = None
         if len(ctx.needs) > 1 and ctx.needs[1]:
             dw = ctx.gradient(1, work.dtype)
-            sum_rows(xp, work, out=dw.reshape(-1))
+            ctx.arrays.sum_rows(work, out=dw.reshape(-1))
         if len(ctx.needs) == 3 and ctx.needs[2]:
             db = ctx.gradient(2, dy_RE.dtype)
-            sum_rows(xp, dy_RE, out=db.reshape(-1))
+            ctx.arrays.sum_rows(dy_RE, out=db.reshape(-1))
         if ctx.needs[0]:
-            w = ones(xp, x_hat.shape[1], x_hat) if ctx.w is None else ctx.w
+            w = ctx.arrays.ones(x_hat.shape[1], x_hat) if ctx.w is None else ctx.w
             sums = xp.empty((2, len(work)), work.dtype)
-            xp.matmul(dy_RE, w, out=sums[0])
-            xp.matmul(work, w, out=sums[1])
+            ctx.arrays.matmul(dy_RE, w, out=sums[0])
+            ctx.arrays.matmul(work, w, out=sums[1])
             sums = ctx.sum_over(ctx.dims, sums)[..., None]
             gradient = fused(xp, normalize.row_gradient)
-            dx = gradient(dy_RE, x_hat, ctx.r, ctx.w, *sums, ctx.count, reusable(work))
+            dx = gradient(dy_RE, x_hat, ctx.r, ctx.w, *sums, ctx.count, ctx.arrays.reusable(work))
             dx = dx.reshape(dy.shape)
         return (dx, dw, db)[: len(ctx.needs)]
 
@@ -156,7 +160,7 @@ class RMSNorm(AbstractRowNorm):
         ctx.x_RE = x_RE = self._rows(ctx, x)
         eps = float(np.finfo(x.dtype).eps) if self.eps is None else self.eps
         y = x_RE * x_RE
-        squares = ctx.sum_over(ctx.dims, y @ ones(xp, x_RE.shape[1], x_RE))
+        squares = ctx.sum_over(ctx.dims, ctx.arrays.matmul(y, ctx.arrays.ones(x_RE.shape[1], x_RE)))
         _, r = fused(xp, normalize.spread)(squares, ctx.count, eps)
         ctx.r = r[:, None]
         ctx.w = None if w is None else w.reshape(-1).astype(y.dtype, copy=False)
@@ -170,11 +174,11 @@ class RMSNorm(AbstractRowNorm):
         dx = dw = None
         if len(ctx.needs) > 1 and ctx.needs[1]:
             dw = ctx.gradient(1, work.dtype)
-            xp.matmul(r[:, 0], work, out=dw.reshape(-1))
+            ctx.arrays.matmul(r[:, 0], work, out=dw.reshape(-1))
         if ctx.needs[0]:
-            w = ones(xp, x_RE.shape[1], x_RE) if ctx.w is None else ctx.w
-            sums = ctx.sum_over(ctx.dims, work @ w)[:, None]
-            dx = fused(xp, normalize.root_gradient)(dy_RE, x_RE, r, ctx.w, sums, ctx.count, reusable(work))
+            w = ctx.arrays.ones(x_RE.shape[1], x_RE) if ctx.w is None else ctx.w
+            sums = ctx.sum_over(ctx.dims, ctx.arrays.matmul(work, w))[:, None]
+            dx = fused(xp, normalize.root_gradient)(dy_RE, x_RE, r, ctx.w, sums, ctx.count, ctx.arrays.reusable(work))
             dx = dx.reshape(dy.shape)
         return (dx, dw)[: len(ctx.needs)]
 
@@ -229,14 +233,14 @@ class GroupNorm(AbstractNorm):
         # Samples, groups, channels of a group, pixels.
         shape = num_rows, num_channels // size, size, num_inner
         x_NGKS = xp.ascontiguousarray(x, dtype=dtype).reshape(shape)
-        one_I = ones(xp, inner, x_NGKS)
+        one_I = ctx.arrays.ones(inner, x_NGKS)
 
         def per_group(values: Array) -> Array:
             return values.reshape(*shape[:2], 1, 1)
 
-        sums = ctx.sum_over(ctx.dims, x_NGKS.reshape(rows, inner) @ one_I)
+        sums = ctx.sum_over(ctx.dims, ctx.arrays.matmul(x_NGKS.reshape(rows, inner), one_I))
         ctx.x_hat, y = fused(xp, normalize.centered)(x_NGKS, per_group(sums), ctx.count)
-        squares = ctx.sum_over(ctx.dims, y.reshape(rows, inner) @ one_I)
+        squares = ctx.sum_over(ctx.dims, ctx.arrays.matmul(y.reshape(rows, inner), one_I))
         _, r = fused(xp, normalize.spread)(squares, ctx.count, self.eps)
         ctx.r = per_group(r)
         ctx.w, b = (v if v is None else v.astype(dtype, copy=False).reshape(*shape[1:3], 1) for v in (w, b))
@@ -254,10 +258,10 @@ class GroupNorm(AbstractNorm):
             num_groups = x_hat.shape[0] * x_hat.shape[1]
             sums = ctx.sum_over(ctx.dims, weighted.sum(axis=3).reshape(2, num_groups)).reshape(2, *ctx.r.shape)
             gradient = fused(xp, normalize.row_gradient)
-            dx = gradient(dy_NGKS, x_hat, ctx.r, ctx.w, *sums, ctx.count, reusable(work)).reshape(dy.shape)
+            dx = gradient(dy_NGKS, x_hat, ctx.r, ctx.w, *sums, ctx.count, ctx.arrays.reusable(work)).reshape(dy.shape)
         sums_NC = sums_NGK.reshape(2, *dy.shape[:2])
-        affine_grads = [sum_rows(xp, sums_NC[2 - i], ctx.gradient(i, sums_NC.dtype)) for i in range(1, len(ctx.needs))]
-        return (dx, *affine_grads)
+        grads = [ctx.gradient(i, sums_NC.dtype) for i in range(1, len(ctx.needs))]
+        return (dx, *(ctx.arrays.sum_rows(sums_NC[1 - i], grad) for i, grad in enumerate(grads)))
 
     def exchanges(self, plan: Plan) -> Exchanges:
         x, size = plan.inputs[0], plan.sizes["k"]

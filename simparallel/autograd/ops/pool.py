@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.host.sums import divided, in_order_of, lowest
+from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import divided, in_order_of, lowest, masked
-from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, fused
+from simparallel.backend import Array
 from simparallel.errors import InputError, ShapeError
-from simparallel.gpu.capture import from_host
 
 # The batch and the channels, taken whole.
 _ALL = (slice(None), slice(None))
-
-# Taps of a window in one kernel, because CUDA limits the arguments of a kernel to 4,096 bytes: 80 for each array.
-_MOST_TAPS = 16
 
 
 class AbstractPool(Op):
@@ -97,17 +92,9 @@ class MaxPool2d(AbstractPool):
         self.dilation = as_pair(self.name, "dilation", dilation, 1)
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        xp, at = ctx.xp, ctx.windows
-        padded = _pad(xp, x, at, lowest(x.dtype))
-        first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
-        if isinstance(x, np.ndarray):
-            y = first.copy(order="K")
-            for other in others:
-                xp.maximum(y, other, out=y)
-        else:
-            y = fused(xp, _largest)(first, *others[:_MOST_TAPS])
-            for start in range(_MOST_TAPS, len(others), _MOST_TAPS):
-                y = fused(xp, _largest)(y, *others[start : start + _MOST_TAPS])
+        at = ctx.windows
+        padded = _pad(ctx.xp, x, at, lowest(x.dtype))
+        y = ctx.arrays.window_maxima([padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps()])
         ctx.x, ctx.y = x, y
         return y
 
@@ -121,54 +108,9 @@ class MaxPool2d(AbstractPool):
         is_tiled = is_apart and padded.shape[2:] == (at.out[0] * at.kernel[0], at.out[1] * at.kernel[1])
         dx = (xp.empty_like if is_tiled else xp.zeros_like)(padded)
         places = [(*_ALL, *at.slices(i, j)) for i, j in at.taps()]
-        if not isinstance(x, np.ndarray):
-            # No two windows may write the same pixel in one kernel.
-            step = _MOST_TAPS if is_apart else 1
-            is_free = xp.ones_like(y, dtype=bool) if step < len(places) else None
-            for start in range(0, len(places), step):
-                pixels = [array[place] for array in (padded, dx) for place in places[start : start + step]]
-                fused(xp, _give_to_first, is_apart=is_apart)(dy, y, is_free, *pixels)
-            return (_crop(xp, dx, at),)
-        # Windows with no maximum found yet.
-        is_free = xp.ones_like(y, dtype=bool)
-        is_first = xp.empty_like(is_free)
-        part = xp.empty_like(y)
-        for place in places:
-            xp.equal(padded[place], y, out=is_first)
-            is_first &= is_free
-            is_free ^= is_first
-            if is_apart:
-                masked(xp, dy, is_first, out=dx[place])
-            else:
-                dx[place] += masked(xp, dy, is_first, out=part)
+        taps, grads = ([array[place] for place in places] for array in (padded, dx))
+        ctx.arrays.give_to_first(dy, y, taps, grads, is_apart)
         return (_crop(xp, dx, at),)
-
-
-def _largest(xp: ModuleType, first: Array, *others: Array) -> Array:
-    y = first.copy()
-    for other in others:
-        y = xp.maximum(y, other)
-    return y
-
-
-def _give_to_first(xp: ModuleType, dy: Array, y: Array, is_free: Array | None, *pixels: Array, is_apart: bool) -> None:
-    """Add dy to dx where x is the first maximum of its window; overwrite if `is_apart`.
-
-    `pixels` are x at some taps of each window, and then dx there. `is_free` are windows with no maximum found yet; None
-    for all of them.
-    """
-    for x, dx in zip(pixels[: len(pixels) // 2], pixels[len(pixels) // 2 :], strict=True):
-        is_first = x == y
-        if is_free is None:
-            is_free = xp.logical_not(is_first)
-        else:
-            is_first = is_first & is_free
-            is_free ^= is_first
-        part = xp.where(is_first, dy, 0)
-        if is_apart:
-            dx[...] = part
-        else:
-            dx += part
 
 
 class AvgPool2d(AbstractPool):
@@ -197,7 +139,7 @@ class AvgPool2d(AbstractPool):
     def infer(self, x: Spec) -> Spec:
         return Spec(super().infer(x).shape, _mean_dtype(x.dtype))
 
-    def _scale(self, at: Windows, like: Array, dtype: np.dtype) -> Any:
+    def _scale(self, ctx: Context, at: Windows, like: Array, dtype: np.dtype) -> Any:
         """Return 1 / number of pixels: one number for all windows, or an array (P, Q)."""
         if at.padded == at.image or (self.count_include_pad and (not self.ceil_mode or self.padding == "same")):
             return 1.0 / prod(at.kernel)
@@ -209,7 +151,7 @@ class AvgPool2d(AbstractPool):
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(at.image, at.kernel, at.stride, at.before, at.out, pads, strict=True)
         ]
-        counts = from_host(lambda: np.multiply.outer(*sizes), like)
+        counts = ctx.arrays.from_host(lambda: np.multiply.outer(*sizes), like)
         return (1.0 / counts).astype(dtype)
 
     def forward(self, ctx: Context, x: Array) -> Array:
@@ -219,13 +161,13 @@ class AvgPool2d(AbstractPool):
         y = first.copy(order="K")
         for other in others:
             y += other
-        y *= self._scale(at, x, y.dtype)
+        y *= self._scale(ctx, at, x, y.dtype)
         return y.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, at = ctx.xp, ctx.windows
         dy = dy.astype(_wide(dy.dtype), order="K", copy=False)
-        dy = dy * self._scale(at, dy, dy.dtype)
+        dy = dy * self._scale(ctx, at, dy, dy.dtype)
         dx = _zeros_padded(xp, dy, at)
         for i, j in at.taps():
             dx[(*_ALL, *at.slices(i, j))] += dy
@@ -283,13 +225,13 @@ class AdaptiveAvgPool2d(Op):
         return matrices
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        xp, dtype = ctx.xp, ctx.plan.output.dtype
+        dtype = ctx.plan.output.dtype
         x = x.astype(_wide(dtype), order="K", copy=False)
         if self.output_size == (1, 1):
             y = ctx.sum_over("h w", x.sum(axis=(2, 3), keepdims=True)) / ctx.sizes("h w")
         else:
             rows, columns = self._weights(ctx, x.dtype)
-            y = xp.matmul(xp.matmul(rows, x), columns.T)
+            y = ctx.arrays.matmul(ctx.arrays.matmul(rows, x), columns.T)
             if self._means:
                 y = ctx.sum_over(self._means, y)
         return y.astype(dtype, copy=False)
@@ -300,7 +242,7 @@ class AdaptiveAvgPool2d(Op):
             return (ctx.xp.broadcast_to(divided(dy, ctx.sizes("h w")), shape),)
         dy = dy.astype(_wide(dy.dtype), copy=False)
         rows, columns = self._weights(ctx, dy.dtype)
-        return (ctx.xp.matmul(ctx.xp.matmul(rows.T, dy), columns),)
+        return (ctx.arrays.matmul(ctx.arrays.matmul(rows.T, dy), columns),)
 
     def exchanges(self, plan: Plan) -> Exchanges:
         y = plan.output

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import unbroadcast
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.promotion import floating, operands, plain
@@ -70,12 +69,12 @@ class Pow(Op):
         b, da, db = ctx.b, None, None
         if ctx.needs[0]:
             slope = xp.where(b == 0, xp.zeros_like(ctx.y), b * a ** xp.where(b == 0, xp.ones_like(b), b - 1))
-            da = unbroadcast(xp, dy * slope, a.shape)
+            da = ctx.arrays.unbroadcast(dy * slope, a.shape)
         if ctx.needs[1]:
             is_zero = (a == 0) & (b >= 0)
             logs = xp.log(xp.where(is_zero | (a < 0), xp.ones_like(ctx.y), xp.abs(a)))
             logs = xp.where(a < 0, xp.full_like(logs, float("nan")), logs)
-            db = unbroadcast(xp, dy * (ctx.y * logs), b.shape)
+            db = ctx.arrays.unbroadcast(dy * (ctx.y * logs), b.shape)
         return da, db
 
     def work(self, *inputs: Spec) -> Work:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.host.sums import divided, wider
 from simparallel.autograd.dims import Dims
-from simparallel.autograd.kernels.sums import divided, wider
 from simparallel.autograd.methods import function, reduction
 from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, instance, reduced_dims
 from simparallel.autograd.tensor import Tensor, as_tensor

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.kernels.sums import masked, unbroadcast
 from simparallel.autograd.methods import FUNCTIONS, function
 from simparallel.autograd.op import Context, Op, Spec, instance
 from simparallel.autograd.ops.elementwise import AbstractBinary, AbstractUnary
@@ -25,13 +24,13 @@ class AbstractExtreme(AbstractBinary):
         raise TypeError(f"{self.name} does not define _wins")
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, a, b = ctx.xp, ctx.a, ctx.b
-        tie = masked(xp, dy / 2, a == b)
+        a, b = ctx.a, ctx.b
+        tie = ctx.arrays.masked(dy / 2, a == b)
         da = db = None
         if ctx.needs[0]:
-            da = unbroadcast(xp, masked(xp, dy, self._wins(a, b)) + tie, a.shape)
+            da = ctx.arrays.unbroadcast(ctx.arrays.masked(dy, self._wins(a, b)) + tie, a.shape)
         if ctx.needs[1]:
-            db = unbroadcast(xp, masked(xp, dy, self._wins(b, a)) + tie, b.shape)
+            db = ctx.arrays.unbroadcast(ctx.arrays.masked(dy, self._wins(b, a)) + tie, b.shape)
         return da, db
 
 
@@ -72,9 +71,9 @@ class Where(Op):
         return ctx.xp.where(condition, a, b)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, (_, a, b) = ctx.xp, ctx.plan.inputs
-        da = unbroadcast(xp, masked(xp, dy, ctx.condition), a.shape) if ctx.needs[1] else None
-        db = unbroadcast(xp, masked(xp, dy, ~ctx.condition), b.shape) if ctx.needs[2] else None
+        _, a, b = ctx.plan.inputs
+        da = ctx.arrays.unbroadcast(ctx.arrays.masked(dy, ctx.condition), a.shape) if ctx.needs[1] else None
+        db = ctx.arrays.unbroadcast(ctx.arrays.masked(dy, ~ctx.condition), b.shape) if ctx.needs[2] else None
         return None, da, db
 
 
@@ -105,7 +104,7 @@ class Clip(AbstractUnary):
         inside = ctx.xp.ones(ctx.x.shape, dtype=bool) if self.low is None else ctx.x >= self.low
         if self.high is not None:
             inside &= ctx.x <= self.high
-        return (masked(ctx.xp, dy, inside),)
+        return (ctx.arrays.masked(dy, inside),)
 
 
 _MAXIMUM, _MINIMUM, _WHERE = Maximum(), Minimum(), Where()

@@ -7,14 +7,14 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
+from simparallel.arrays.host.sums import exponentials, extreme, wider
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Plan, Spec, Work, as_int, check_float, instance
 from simparallel.autograd.ops.along import AbstractAlong
 from simparallel.autograd.ops.promotion import at_least_1d
 from simparallel.autograd.tensor import Tensor
-from simparallel.backend import Array, fused, reusable
+from simparallel.backend import Array, fused
 from simparallel.errors import ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -87,7 +87,7 @@ class Softmax(AbstractSoftmax):
         y, axis = ctx.y, self._axis(dy.ndim)
         dx = dy * y
         total = ctx.sum_over(f"d{axis}", dx.sum(axis=axis, keepdims=True))
-        return (fused(ctx.xp, _softmax_gradient)(dy, y, total, reusable(dx)),)
+        return (fused(ctx.xp, _softmax_gradient)(dy, y, total, ctx.arrays.reusable(dx)),)
 
 
 class LogSoftmax(AbstractSoftmax):

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.cast import Cast
 from simparallel.autograd.tape import Node, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, get_namespace, gpu_namespace, gpu_of, place
+from simparallel.backend import Array, gpu_namespace, place
 from simparallel.clock.cuda import cuda_device
 from simparallel.clock.memory import ACTIVATIONS
 from simparallel.clock.recorder import current_recorder
@@ -50,7 +51,7 @@ class ToDevice(Op):
                 "between ranks."
             )
         needs = (grad_mode.enabled and x.requires_grad,)
-        ctx = self.context_type(get_namespace(x.data), needs, self._plan([x.data]))
+        ctx = self.context_type(arrays_of(x.data), needs, self._plan([x.data]))
         ctx.device = x.device
         y = self._copy(self.purpose, x.data, x.device, self.device, ACTIVATIONS)
         node = Node(self, ctx, inputs) if needs[0] else None
@@ -120,7 +121,7 @@ class Replicate(ToDevice):
 
 def move(x: Tensor, device: Device, purpose: str = "ToDevice") -> Tensor:
     """Move `x` to `device`; return `x` itself if it is there already."""
-    is_plain_array = x._device is None and x.interpreter is None and gpu_of(x.data) is None
+    is_plain_array = x._device is None and x.interpreter is None and x.device.type == SIM
     if is_plain_array and device.type == SIM:
         return Tensor(x.data, device=device)
     return x if x.device is device else instance(ToDevice, device, purpose)(x)

@@ -77,7 +77,7 @@ class LargeAllReduce(Body):
             # `mine` is reduced into shared memory, for the peers, and copied back to this rank's array.
             mine, result = own[parts[me]], results[me]
             sources = [*sources[:me], mine, *sources[me + 1 :]]
-            reduce_into(self.rule, sources, result, is_apart=not call.zero_copy)
+            reduce_into(self.rule, sources, result, is_disjoint=not call.zero_copy)
             if not call.zero_copy:
                 mine[...] = result
                 following = flat[start + step : start + 2 * step]

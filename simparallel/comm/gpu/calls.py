@@ -19,6 +19,8 @@ from functools import partial
 from typing import Any
 
 from simparallel.algorithms.reduction import LOGICAL, truth
+from simparallel.arrays.cuda.device import Gpu
+from simparallel.arrays.seam import named_range
 from simparallel.backend import Array, gpu_of
 from simparallel.clock.notes import note_once
 from simparallel.comm.blocks import exchange_objects
@@ -34,8 +36,6 @@ from simparallel.comm.gpu.watchdog import NOTHING, Watchdog
 from simparallel.comm.group import Algorithm, Group
 from simparallel.comm.validate import check_form, check_only_at
 from simparallel.errors import DeadlineError, DeviceMismatchError, InputError
-from simparallel.gpu.device import Gpu
-from simparallel.gpu.ranges import named_range
 
 LINKS = {"nccl": NcclLink, "ipc": IpcLink, "host": None}
 VARIABLE = "SIMPARALLEL_GPU_LINK"

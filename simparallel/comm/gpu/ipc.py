@@ -21,6 +21,7 @@ from math import prod
 
 import numpy as np
 
+from simparallel.arrays.cuda.device import Gpu
 from simparallel.backend import Array
 from simparallel.comm.blocks import exchange_objects
 from simparallel.comm.gpu.link import AbstractLink, GpuCall, fold
@@ -29,7 +30,6 @@ from simparallel.comm.group import Group
 from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.work import Steps
-from simparallel.gpu.device import Gpu
 
 # From this size on, each of three or more ranks reduces one part, and copies the others' results.
 SHARED_WORK_BYTES = 1 << 20

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simparallel.algorithms.reduction import Reduction
+from simparallel.arrays.cuda.device import Gpu
 from simparallel.backend import Array
 from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.collective import COLLECTIVES
@@ -19,7 +20,6 @@ from simparallel.comm.group import Group
 from simparallel.comm.validate import own_piece
 from simparallel.comm.work import Steps
 from simparallel.errors import CommError
-from simparallel.gpu.device import Gpu
 
 # The collectives that run on GPUs; the others copy through host memory.
 ON_GPU = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")

@@ -14,13 +14,13 @@ from threading import Thread
 from typing import Any
 
 from simparallel.algorithms.reduction import Reduction
+from simparallel.arrays.cuda.device import Gpu
 from simparallel.backend import Array
 from simparallel.comm.blocks import exchange_objects
 from simparallel.comm.gpu.link import AbstractLink, GpuCall
 from simparallel.comm.group import Group
 from simparallel.comm.work import Steps
 from simparallel.errors import CommError
-from simparallel.gpu.device import Gpu
 
 # dtype.char -> NCCL's name. Other dtypes travel as bytes.
 TYPES = {

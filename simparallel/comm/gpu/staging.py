@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.cuda.device import Gpu
 from simparallel.backend import Array
 from simparallel.comm.memory.arena import Arena
 from simparallel.errors import SharedMemoryError
-from simparallel.gpu.device import Gpu
 
 # Pinning takes milliseconds, and pinned memory cannot be swapped out.
 LARGEST_BYTES = 256 << 20

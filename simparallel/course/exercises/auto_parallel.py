@@ -33,8 +33,8 @@ def _tuples(result: Iterable[Iterable[Any]]) -> list[tuple[int, ...]]:
     return [tuple(map(int, each)) for each in result]
 
 
-def _strange(answers: list[Any], right: Sequence[Any], wrong: str) -> str | None:
-    """Return the first that should not be there, told by the template `wrong`, or is missing, or is there twice."""
+def _unexpected(answers: list[Any], right: Sequence[Any], wrong: str) -> str | None:
+    """Return a remark on the first answer that is wrong, by the template `wrong`, or is missing, or is there twice."""
     found = [Remark(wrong, each) for each in answers if each not in right]
     found += [Remark("{} is missing", each) for each in right if each not in answers]
     found += [Remark("{} is there twice", each) for each in right if answers.count(each) > 1]
@@ -51,7 +51,7 @@ def legal_cuts(sizes: tuple[int, ...], devices: int) -> Case:
     ]
 
     def judge(expected: Values, found: Values) -> str | None:
-        return _strange(found["cuts"], cuts, "{} is not legal")
+        return _unexpected(found["cuts"], cuts, "{} is not legal")
 
     return call_case({"sizes": sizes, "devices": devices}, {"cuts": cuts}, judge, form=_tuples)
 
@@ -67,14 +67,14 @@ def chain_dp(ops: int, strategies: int, seed: int) -> Case:
         pairs = zip(edges, pairwise(choice), strict=True)
         return sum(own[s] for own, s in zip(nodes, choice, strict=True)) + sum(table[s][t] for table, (s, t) in pairs)
 
-    # (price, choice) of the cheapest way to each strategy of the current op.
-    ways = [(own, [s]) for s, own in enumerate(nodes[0])]
+    # For each strategy of the current op: (price, choice) of the cheapest choices that end in it.
+    cheapest_to = [(own, [s]) for s, own in enumerate(nodes[0])]
     for own, table in zip(nodes[1:], edges, strict=True):
-        ways = [
-            min((before + table[s][t] + own[t], [*choice, t]) for s, (before, choice) in enumerate(ways))
+        cheapest_to = [
+            min((before + table[s][t] + own[t], [*choice, t]) for s, (before, choice) in enumerate(cheapest_to))
             for t in range(strategies)
         ]
-    least, cheapest = min(ways)
+    least, cheapest = min(cheapest_to)
 
     def judge(expected: Values, found: Values) -> str | None:
         choice = found["choice"]
@@ -104,7 +104,7 @@ def pareto(plans: tuple[tuple[int, int], ...]) -> Case:
     def judge(expected: Values, found: Values) -> str | None:
         answers = found["front"]
         is_sorted = answers == sorted(answers)
-        return _strange(answers, front, "{} is dominated, or no plan") or (
+        return _unexpected(answers, front, "{} is dominated, or no plan") or (
             None if is_sorted else Remark("the fastest is not first")
         )
 

@@ -142,7 +142,7 @@ def _attempt(case: Case, answer: Callable[..., Any]) -> tuple[str | None, Values
         cause = error.__cause__ or error if isinstance(error, RunFailedError) else error
         if isinstance(cause, NotImplementedError):
             raise cause from None
-        return _told(cause, answer), found
+        return _error_text(cause, answer), found
 
 
 def _count(cases: Sequence[Any], answer: Callable[..., Any], passed: int, end_s: float) -> int | None:
@@ -157,15 +157,15 @@ def _count(cases: Sequence[Any], answer: Callable[..., Any], passed: int, end_s:
     return passed
 
 
-def _told(error: BaseException, answer: Callable[..., Any]) -> str:
+def _error_text(error: BaseException, answer: Callable[..., Any]) -> str:
     """Return an error as text, with the last line of the answer that led to it."""
     if isinstance(error, NoResultError):
         return cast(str, error.args[0])
     if isinstance(error, DeadlineError) and "place" in error.facts:
         limit_s, place = error.facts["timeout_s"], error.facts["place"]
-        told = Remark("stopped after {:g} s, at {}; look for a loop that does not end", limit_s, place)
+        text = Remark("stopped after {:g} s, at {}; look for a loop that does not end", limit_s, place)
         left = "{}. Python cannot interrupt that line; its thread runs on until it returns"
-        return Remark(left, told) if hasattr(error, "__notes__") else told
+        return Remark(left, text) if hasattr(error, "__notes__") else text
     file = getattr(getattr(answer, "__code__", None), "co_filename", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if lines:

@@ -68,12 +68,12 @@ def run_command(nproc_per_node: int, nnodes: int) -> Case:
     flags = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}"]
     places = [(node, local) for node in range(nnodes) for local in range(nproc_per_node)]
 
-    def told(variables: Mapping[str, Any]) -> list[str]:
+    def shown(variables: Mapping[str, Any]) -> list[str]:
         return [f"{name}={variables.get(name, '?')}" for name in names]
 
     expected = {}
     for node, local in places:
         values = (node * nproc_per_node + local, local, node, len(places), nproc_per_node)
-        expected[f"--node-rank={node}, process {local}"] = told(dict(zip(names, values, strict=True)))
+        expected[f"--node-rank={node}, process {local}"] = shown(dict(zip(names, values, strict=True)))
     calls = [([*flags, f"--node-rank={node}"], local) for node, local in places]
-    return call_case({"flags": flags}, expected, calls=calls, form=told)
+    return call_case({"flags": flags}, expected, calls=calls, form=shown)

@@ -180,7 +180,8 @@ def call_answer(answer: Callable[..., Any], *arguments: Any) -> Any:
     result = answer(*arguments)
     if result is None:
         raise NoResultError(Remark("it returned None: a `return` with the result is missing"))
-    return result
+    # What reads an iterator written in C, such as `itertools.count()`, cannot be stopped; a generator can.
+    return (each for each in result) if isinstance(result, Iterator) else result
 
 
 def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Results:

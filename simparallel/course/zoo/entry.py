@@ -158,8 +158,8 @@ class WrongProgram:
         return f"WrongProgram({self.name!r})"
 
     def __str__(self) -> str:
-        told = (("Seen", self.seen), (f"Found by {self.found_by}", self.told), ("Elsewhere", self.elsewhere))
-        notes = "".join(f"\n{head}:\n{textwrap.indent(_wrapped(text), '  ')}\n" for head, text in told)
+        sections = (("Seen", self.seen), (f"Found by {self.found_by}", self.told), ("Elsewhere", self.elsewhere))
+        notes = "".join(f"\n{head}:\n{textwrap.indent(_wrapped(text), '  ')}\n" for head, text in sections)
         return f"{self.name}, lesson {self.lesson}: {self.title}.\n\n{self.diff}{notes}".rstrip()
 
     def _repr_html_(self) -> str:

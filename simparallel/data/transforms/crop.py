@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array, get_namespace, random_uniform
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_choice, check_integer
 from simparallel.data.transforms.base import RandomTransform, Transform, image_dims
 from simparallel.data.transforms.basic import decoded, with_colours
 from simparallel.errors import InputError, ShapeError
@@ -43,8 +43,7 @@ class RandomFlip(RandomTransform):
         super().__init__(seed)
         if not isinstance(prob, (int, float)) or not 0 <= prob <= 1:
             raise InputError(f"RandomFlip: prob={prob!r} must be a number in 0 … 1.")
-        if direction not in ("horizontal", "vertical"):
-            raise InputError(f"RandomFlip: direction={direction!r}, choose from horizontal, vertical.")
+        check_choice("RandomFlip", "direction", direction, ("horizontal", "vertical"))
         self.prob, self.direction, self.is_hwc = prob, direction, bool(is_hwc)
 
     @property
@@ -96,8 +95,7 @@ class Resize(Transform):
         self.size = check_size("Resize", size)
         # One number means the shorter side, as in PyTorch; the other side depends on the images.
         self._keeps_shape = not isinstance(size, (tuple, list))
-        if interpolation not in ("bilinear", "nearest"):
-            raise InputError(f"Resize: interpolation={interpolation!r}, choose from bilinear, nearest.")
+        check_choice("Resize", "interpolation", interpolation, ("bilinear", "nearest"))
         self.interpolation, self.is_hwc = interpolation, bool(is_hwc)
 
     def apply(self, batch: Array) -> Array:
@@ -179,8 +177,7 @@ class RandomCrop(RandomTransform):
         self.size = None if size is None else check_size(who, size)
         self.padding = _sides(who, 0 if padding is None else padding)
         self.pad_if_needed, self.fill_value = bool(pad_if_needed), fill_value
-        if padding_mode not in PADDING_MODES:
-            raise InputError(f"{who}: padding_mode={padding_mode!r}, choose from {', '.join(PADDING_MODES)}.")
+        check_choice(who, "padding_mode", padding_mode, PADDING_MODES)
         self.padding_mode, self.is_hwc = padding_mode, bool(is_hwc)
 
     def apply_random(self, batch: Array, numbers: np.ndarray) -> Array:

@@ -43,7 +43,7 @@ class MomentumScheduler(LRScheduler):
             group[self._momentum_name] = (momentum, *group["betas"][1:]) if is_beta else momentum
 
     def _numbers(self, name: str, value: Any, optimizer: Optimizer, below: float = math.inf) -> list[float]:
-        """Return a checked setting for each group."""
+        """Return the setting as one checked number for each group."""
         values = self._one_each(name, value, optimizer)
         for number in values:
             check_number(self._name, name, number, below=below)

@@ -316,11 +316,11 @@ class AdasumOptimizer:
         if starts and sizes != wanted:
             raise StateDictError(f"AdasumOptimizer: the saved weights have {sizes} elements, expected {wanted}.")
         steps, ranks = state_dict["steps_since_exchange"], state_dict["ranks"]
-        # Deltas in progress belong to the weights of one rank and cannot be divided anew.
+        # Deltas in progress belong to the weights of one rank and cannot be redistributed.
         if steps and ranks != self._num_ranks:
             raise StateDictError(
-                f"AdasumOptimizer: saved {steps} steps after an exchange, when {ranks} ranks had weights of their own; "
-                f"these are {self._num_ranks} ranks. Use {ranks} ranks, or call exchange() before saving."
+                f"AdasumOptimizer: saved {steps} steps after an exchange, when each of {ranks} ranks had its own "
+                f"weights; this run has {self._num_ranks} ranks. Use {ranks} ranks, or call exchange() before saving."
             )
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.steps_since_exchange = int(state_dict["steps_since_exchange"])
@@ -356,11 +356,11 @@ class DistributedGradScaler(GradScaler):
     """
 
     def __init__(self, manager: LossScaleManager | None = None, group: Group | None = None) -> None:
-        super().__init__(manager, self._anywhere)
+        super().__init__(manager, self._on_any_rank)
         self._group = group
         self._check_shared()
 
-    def _anywhere(self, overflow: bool) -> bool:
+    def _on_any_rank(self, overflow: bool) -> bool:
         # If one rank overflows, all skip, or the ranks' scales would differ from then on.
         flag = np.array([overflow])
         return bool(collectives.all_reduce(flag, "or", self._group)[0])

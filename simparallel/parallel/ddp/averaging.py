@@ -55,7 +55,7 @@ class PeriodicModelAverager:
             params: parameters, or the `param_groups` of an optimizer; of equal shapes on every rank.
 
         Raises:
-            InputError: a parameter is cut, so that ranks hold different parts of it.
+            InputError: a parameter is sharded: ranks hold different parts of it.
             CollectiveMismatchError: shapes or dtypes differ by rank; nothing was changed.
 
         Collective: when an average is due. Cost: 2 (P-1)/P of the parameters' bytes per rank.
@@ -71,8 +71,8 @@ class PeriodicModelAverager:
         for i, tensor in enumerate(tensors):
             if tensor.placement is not None and not tensor._is_whole:
                 raise InputError(
-                    f"PeriodicModelAverager: parameter {i} of shape {tensor.shape} is cut as {tensor.layout!r}: the "
-                    "ranks hold different parts of it, which cannot be averaged."
+                    f"PeriodicModelAverager: parameter {i} of shape {tensor.shape} is sharded as {tensor.layout!r}: "
+                    "the ranks hold different parts of it, which cannot be averaged."
                 )
         with current().for_purpose("PeriodicModelAverager"):
             for part in by_dtype(list(tensors)) if tensors else ():

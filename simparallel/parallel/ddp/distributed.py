@@ -128,7 +128,7 @@ class DistributedDataParallel(Module):
         self.mixed_precision = mixed_precision
         named = list(module.named_parameters())
         parameters = [p for _, p in named if p.requires_grad]
-        # Frozen parameters have no place in a bucket; `forward` refuses them once they require gradients.
+        # Frozen parameters are in no bucket; `forward` raises once they require gradients.
         self._frozen = [p for _, p in named if not p.requires_grad]
         if not parameters:
             raise InputError("DistributedDataParallel: no parameter of the module requires a gradient.")
@@ -159,7 +159,7 @@ class DistributedDataParallel(Module):
             as_view=self.gradient_as_bucket_view,
             find_unused=self.find_unused_parameters,
             static=self.static_graph,
-            beside_others=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
+            has_other_communication=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
             reduce_dtype=None if mixed_precision is None else mixed_precision.travel_dtype,
             purpose=name,
         )

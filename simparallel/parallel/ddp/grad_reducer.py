@@ -128,8 +128,8 @@ class DistributedGradReducer:
                 raise InputError(f"{WHO}: gradient {i} is {format_type_of(array)}, expected a Tensor or array.")
             if array.shape != parameter.shape and parameter.data.shape != parameter.shape:
                 raise InputError(
-                    f"{WHO}: parameter {i} of shape {parameter.shape} is cut, {parameter.layout!r}; ops on sharded "
-                    "tensors sum its gradients themselves: give them to the optimizer as they are."
+                    f"{WHO}: parameter {i} of shape {parameter.shape} is sharded as {parameter.layout!r}; ops on "
+                    "sharded tensors sum its gradients themselves: give them to the optimizer as they are."
                 )
             if array.shape != parameter.shape:
                 raise ShapeError(f"{WHO}: gradient {i} has shape {array.shape}, expected {parameter.shape}.")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel import collectives
-from simparallel.autograd.kernels.sums import wider
+from simparallel.arrays.host.sums import wider
 from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host
 from simparallel.base.checks import check_integer
 from simparallel.clock.recorder import current_recorder
@@ -81,7 +81,7 @@ class PowerSGDState:
         # Loaded states of buckets that have not been reduced yet.
         self._saved: dict[str, Any] = {}
         self._saved_ranks = 0
-        self._tells_of_errors = False
+        self._warns_of_errors = False
         self._num_before = self._num_after = 0
 
     def compression_stats(self) -> tuple[float, int, int]:
@@ -125,7 +125,7 @@ class PowerSGDState:
         self._num_before, self._num_after = state_dict["numbers"]
         # Buckets exist only after the first backward, so their states wait here until then.
         self._saved, self._saved_ranks = dict(state_dict["buckets"]), int(state_dict["ranks"])
-        self._tells_of_errors = self.use_error_feedback
+        self._warns_of_errors = self.use_error_feedback
         self._factors = {}
 
     def _factors_of(self, bucket: GradBucket) -> _Factors:
@@ -137,14 +137,14 @@ class PowerSGDState:
                 factors.load(saved, self._saved_ranks)
                 del self._saved[str(bucket.index())]
                 # Warn once, on the first rank.
-                if self._saved_ranks != factors.num_ranks and self._tells_of_errors and factors.is_first_rank:
+                if self._saved_ranks != factors.num_ranks and self._warns_of_errors and factors.is_first_rank:
                     warnings.warn(
-                        f"PowerSGDState: saved on {self._saved_ranks} ranks, these are {factors.num_ranks}: the "
+                        f"PowerSGDState: saved on {self._saved_ranks} ranks, this run has {factors.num_ranks}: the "
                         "errors that the old ranks had not sent yet are dropped, and start from zero.",
                         RuntimeWarning,
                         stacklevel=2,
                     )
-                self._tells_of_errors = False
+                self._warns_of_errors = False
             self._factors[bucket.index()] = factors
         return factors
 

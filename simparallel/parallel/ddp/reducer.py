@@ -1,10 +1,10 @@
 """The reducer: backward writes gradients into buckets, and the reduction of a bucket starts as soon as it is full.
 
-A `SyncMark` on the tape distinguishes a backward pass that reduces from one that does not.
+A `SyncMark` in the autograd graph distinguishes a backward pass that reduces from one that does not.
 
 The order of all communication of a group must be the same on every rank. Buckets start in the order of their numbers,
-from inside the walk over the tape. If every rank has the same graph, the walk is the same on every rank, so buckets
-also keep their places among the other communication of the walk (batch norm's statistics, buckets of another model).
+while backward traverses the graph. If every rank has the same graph, it is traversed in the same order on every rank,
+so buckets also keep their places among the other communication (batch norm's statistics, buckets of another model).
 If graphs may differ by rank (`find_unused_parameters`), and there is other communication, buckets wait for the end of
 backward, and the buckets of several models then start model by model. A static graph may differ by rank, too: the end
 of its first backward shows it.
@@ -58,7 +58,7 @@ class Reducer:
         as_view: `.grad` is a part of the bucket; else the bucket is copied to `.grad`.
         find_unused: parameters may stay without a gradient; which ones may differ by rank and backward.
         static: every backward leaves the same parameters without a gradient as the first one.
-        beside_others: the walk over the tape also communicates for other purposes.
+        has_other_communication: backward also communicates for other purposes.
         reduce_dtype: dtype in which gradients are reduced; None for their own.
         purpose: name of this reducer in the errors of its collectives, the same on every rank.
 
@@ -79,7 +79,7 @@ class Reducer:
         as_view: bool,
         find_unused: bool,
         static: bool,
-        beside_others: bool,
+        has_other_communication: bool,
         reduce_dtype: np.dtype | None = None,
         purpose: str = "",
     ) -> None:
@@ -95,7 +95,7 @@ class Reducer:
         # A static graph finds its unused parameters once, so the vote of each step would be wasted.
         self._find_unused, self._static = find_unused and not static, static
         self._reduce_dtype = reduce_dtype
-        self._beside_others, self._graphs_differ = beside_others, self._find_unused
+        self._has_other_communication, self._graphs_differ = has_other_communication, self._find_unused
         # Ranks construct their models in the same order, so at the end of backward the reducers of several models
         # finish in the same order on every rank.
         self._number = next(_numbers)
@@ -136,7 +136,7 @@ class Reducer:
 
     # --- during backward ----------------------------------------------------------------------------
 
-    def put_off(self, arrival: _Arrival, running: Backward) -> None:
+    def postpone(self, arrival: _Arrival, running: Backward) -> None:
         """Remember a gradient that arrived before any sync mark of its backward."""
         if self._early_in is not running:
             self._early_in, self._early = running, []
@@ -158,9 +158,9 @@ class Reducer:
             # The end of the first backward shows which parameters the graph uses.
             self.may_start = False
         elif self._graphs_differ:
-            # The walks of the ranks differ: a bucket that starts inside the walk would have another place among the
+            # The ranks traverse different graphs: a bucket that starts meanwhile would have another place among the
             # other communication on each rank.
-            self.may_start = not (self._beside_others or any(self._others_reached(running)))
+            self.may_start = not (self._has_other_communication or any(self._others_reached(running)))
         if self.may_start:
             self.start_ready()
         early, self._early = self._early, []
@@ -404,7 +404,7 @@ class _Arrival:
         if reducer.backward is not running:
             # No mark of this model was reached yet. If backward reaches one later, it collects this gradient.
             if not reducer.is_due:
-                reducer.put_off(self, running)
+                reducer.postpone(self, running)
                 return
             reducer.begin(running)
         self.arrive()
@@ -433,7 +433,7 @@ class _Arrival:
 
 
 class SyncMark(Reversible):
-    """A node of the tape directly after a wrapper's outputs; it is also its own op and context.
+    """A graph node directly after a wrapper's outputs; it is also its own op and context.
 
     Backward meets it before it reaches a parameter of the model, and the mark asks for the reduction. So the forward
     pass that made the graph decides, as `no_sync` promises: not the last one, and not one of the module without its
@@ -448,7 +448,7 @@ class SyncMark(Reversible):
     def __call__(self, y: Any) -> Any:
         """Return the outputs of a forward pass whose backward is to reduce, each passed through the mark."""
         if isinstance(y, Tensor):
-            # Shares the data: the mark is a node of the tape and computes nothing.
+            # Shares the data: the mark is a graph node that computes nothing.
             return y._like(y._data, Node(self, self, (y,))) if y._requires_grad else y  # type: ignore[arg-type]
         if isinstance(y, (tuple, list, dict)):
             return change_each(y, self)

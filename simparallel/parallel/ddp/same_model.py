@@ -36,7 +36,7 @@ def check_same_tensors(
 
     Raises:
         CollectiveMismatchError: names, shapes, dtypes or roles differ.
-        InputError: the ranks hold different slices of a tensor that is cut.
+        InputError: the ranks hold different slices of a sharded tensor.
 
     Collective: yes.
     """
@@ -44,25 +44,25 @@ def check_same_tensors(
     own = tuple((name, x.shape, str(x.dtype), role) for name, x, role in listed)
     parts = tuple(_held(x, communicator.rank) for _, x, _ in listed)
     # One exchange compares everything. Every rank gets all lists, so all ranks raise the same error.
-    told = communicator.all_gather_object((own, parts, number), group)
+    gathered = communicator.all_gather_object((own, parts, number), group)
     share = group or communicator.world
-    first, first_parts, _ = told[0]
+    first, first_parts, _ = gathered[0]
     # Ranks may have made different numbers of models before; no rank has used a number above the largest.
-    largest: int = max(number for _, _, number in told)
-    for rank, (other, _, _) in zip(share.ranks, told, strict=True):
+    largest: int = max(number for _, _, number in gathered)
+    for rank, (other, _, _) in zip(share.ranks, gathered, strict=True):
         if other != first:
             differing = [f"{a} vs {b}" for a, b in zip(first, other, strict=False) if a != b][:3]
             counts = f"{len(first)} and {len(other)} parameters and buffers"
             raise CollectiveMismatchError(
                 f"{who}: the models of rank {share.ranks[0]} and rank {rank} differ: {counts}; first differences: "
-                f"{'; '.join(differing) or 'only the number'}. Build the same model on every rank.",
+                f"{'; '.join(differing) or 'only the count'}. Build the same model on every rank.",
                 group=share.name,
                 seq=0,
                 calls={},
             )
     # Held slices -> the ranks that hold them.
     equal: dict[tuple[Held, ...], list[int]] = {}
-    for rank, (_, held, _) in zip(share.ranks, told, strict=True):
+    for rank, (_, held, _) in zip(share.ranks, gathered, strict=True):
         equal.setdefault(held, []).append(rank)
     if len(equal) == 1:
         return largest
@@ -70,29 +70,29 @@ def check_same_tensors(
     number = next(i for i, (a, b) in enumerate(zip(first_parts, other, strict=True)) if a != b)
     groups = [ranks for ranks in equal.values() if len(ranks) > 1]
     # A group can help only if at least two ranks hold equal slices.
-    way_out = (
+    advice = (
         f"Give {setting}= a group of ranks that hold equal slices: {' or '.join(map(str, groups))}."
         if groups
         else "No two ranks hold equal slices, so there is nothing to share: use the model as it is."
     )
     raise InputError(
-        f"{who}: {first[number][0]} of shape {first[number][1]} is cut: rank {share.ranks[0]} holds "
+        f"{who}: {first[number][0]} of shape {first[number][1]} is sharded: rank {share.ranks[0]} holds "
         f"{_text(first_parts[number])}, rank {equal[other][0]} {_text(other[number])}. The weights or gradients of "
-        f"one rank say nothing about the other's, and ops on sharded tensors sum their gradients themselves. {way_out}"
+        f"one rank say nothing about the other's, and ops on sharded tensors sum their gradients themselves. {advice}"
     )
 
 
 def check_may_be_cut(x: Tensor, target: Placement, world_size: int) -> None:
-    """Refuse to cut a parameter if a wrapper reduces its gradient whole.
+    """Check that no wrapper reduces the whole gradient of a parameter that is about to be sharded.
 
     Raises:
         InputError: it belongs to a DistributedDataParallel, and `target` does not keep it whole on every rank.
     """
     if is_reduced(x) and not (target.is_whole and target.layout.mesh.size == world_size):
         raise InputError(
-            f"a parameter of shape {x.shape} would be cut as {target.layout!r}, but a DistributedDataParallel reduces "
-            "its gradient whole. Ops on sharded tensors (as in AutoParallel) sum their gradients themselves: give "
-            "them the bare model."
+            f"a parameter of shape {x.shape} would be sharded as {target.layout!r}, but a DistributedDataParallel "
+            "reduces its gradient whole. Ops on sharded tensors (as in AutoParallel) sum their gradients themselves: "
+            "give them the bare model."
         )
 
 

@@ -82,7 +82,7 @@ class Join:
             if _open.joins:
                 which = "this model" if self._model._join is not None else "another model"
                 raise InputError(
-                    f"join: {which} is inside of a join() block already, and a rank that has left could not tell "
+                    f"join: {which} is inside of a join() block already, and a rank without inputs could not know "
                     "which model comes next. Put both into one module, wrap that, and join it."
                 )
             self._model._join = self
@@ -137,8 +137,8 @@ class Join:
         turns = {tuple(row[1:].tolist()) for row in rows if row[0]}
         if len(turns) > 1:
             raise InputError(
-                f"join: ranks {active} continue, some inside of no_sync() or no_grad() and some not; take the "
-                "same turns on all ranks."
+                f"join: ranks {active} continue, some inside of no_sync() or no_grad() and some not; use "
+                "these blocks in the same steps on all ranks."
             )
         if active:
             # Unchanged once no rank has inputs: it then names a rank that has taken all steps.

@@ -29,6 +29,7 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
 from simparallel.base.attributes import setting
+from simparallel.base.checks import check_choice
 from simparallel.base.units import format_bytes, format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.comm import current
@@ -42,7 +43,7 @@ from simparallel.parallel.operator.op_call import Implicit, mode
 from simparallel.world import context
 
 # Below this, a redistribution costs mostly the latency of a message: it is listed, without a warning.
-WORTH_TELLING_BYTES = 1 << 12
+WARN_FROM_BYTES = 1 << 12
 MODES = ("semi_auto", "auto", "sharding_propagation", "recursive_programming")
 
 
@@ -55,13 +56,13 @@ class no_init_parameters(deferred_init):
 
 
 class AutoParallel:
-    """A function or module that runs cut over the devices, by the strategies of its ops.
+    """A function or module whose ops run sharded over the devices, by their strategies.
 
     Args:
         network: module, or a function such as a whole training step. Arrays and Tensors among its arguments get the
             layout of `dataset_strategy`; Tensors among its results are gathered.
-        parallel_mode: "semi_auto": the program gives strategies, and other ops follow their inputs. "auto": the ops
-            that the program does not cut get the strategies with which a step takes the least simulated time on the
+        parallel_mode: "semi_auto": the program gives strategies, and other ops follow their inputs. "auto": ops
+            without a strategy get the strategies with which a step takes the least simulated time on the
             described cluster, see `simparallel.search`. "sharding_propagation" and "recursive_programming" search as
             MindSpore does. All of these capture the program before it first runs with arguments of new shapes: its
             code runs once more, on tensors without data, up to its first backward.
@@ -110,8 +111,7 @@ class AutoParallel:
     ) -> None:
         if not callable(network):
             raise InputError(f"AutoParallel: network is {format_type_of(network)}, expected a Module or a function.")
-        if parallel_mode not in MODES:
-            raise InputError(f"AutoParallel: parallel_mode={parallel_mode!r} is not one of {', '.join(MODES)}.")
+        check_choice("AutoParallel", "parallel_mode", parallel_mode, MODES)
         if parallel_mode == "semi_auto" and plan is not None:
             raise InputError("AutoParallel: a plan is for the modes that search; pass parallel_mode='auto' with it.")
         self.network, self.parallel_mode, self.strict = network, parallel_mode, strict
@@ -201,13 +201,13 @@ class AutoParallel:
         """
         moving = [(r.size_bytes, r) for r in self.redistributions if r.op.in_strategy is None and r.size_bytes]
         total_bytes = sum(size for size, _ in moving)
-        if total_bytes >= WORTH_TELLING_BYTES and current().rank == 0:
+        if total_bytes >= WARN_FROM_BYTES and current().rank == 0:
             size_bytes, largest = max(moving, key=itemgetter(0))
             warnings.warn(
                 f"AutoParallel: ops without a strategy redistribute {len(moving)} inputs in a step, "
                 f"{format_bytes(total_bytes)} to a rank in forward and as much in backward; the "
-                f"largest is {format_bytes(size_bytes)}, {largest}. Say .shard(...) at these ops or at those before "
-                "them; `redistributions` lists all, strict=True makes them errors.",
+                f"largest is {format_bytes(size_bytes)}, {largest}. Call .shard(...) on these ops or on those "
+                "before them; `redistributions` lists all, strict=True makes them errors.",
                 stacklevel=3,
             )
 
@@ -222,10 +222,10 @@ class AutoParallel:
         for rank, others in enumerate(each):
             if others != each[0]:
                 which = [i for i, (a, b) in enumerate(zip(each[0], others, strict=False)) if a != b][:1]
-                told = f"{_sizes(each[0], which)} on rank 0, {_sizes(others, which)} on rank {rank}"
+                differing = f"{_sizes(each[0], which)} on rank 0, {_sizes(others, which)} on rank {rank}"
                 raise LayoutError(
-                    f"AutoParallel: the arguments differ in shape: {told}. Every rank passes an equal slice, or the "
-                    "whole batch (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
+                    f"AutoParallel: the arguments differ in shape: {differing}. Every rank passes an equal slice, or "
+                    "the whole batch (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
                 )
         self._known.add(shapes)
         return True
@@ -235,14 +235,14 @@ class AutoParallel:
 
 
 def cut_by_context(searches: bool = False) -> partial[AutoParallel] | None:
-    """Return `AutoParallel` with the settings of the auto-parallel context; None in modes that cut no operators.
+    """Return `AutoParallel` with the settings of the auto-parallel context; None in modes without sharded operators.
 
     Args:
         searches: whether it searches for strategies in automatic mode, as training does; evaluation takes the cuts that
             training gave to the parameters.
     """
     parallel_mode = context.get_auto_parallel_context("parallel_mode")
-    if parallel_mode not in context.CUTTING_MODES:
+    if parallel_mode not in context.SHARDED_MODES:
         return None
     how = "semi_auto"
     if searches and parallel_mode == context.ParallelMode.AUTO_PARALLEL:
@@ -253,11 +253,11 @@ def cut_by_context(searches: bool = False) -> partial[AutoParallel] | None:
 
 
 def check_same_calls(calls: list[tuple[Any, ...]]) -> None:
-    """Raise InputError if ranks call different ops: each call is a name, a line, and what it is given.
+    """Raise InputError if ranks call different ops: each call is a name, a line, and its arguments.
 
     Collective: yes.
     """
-    # Without an event: it is no work of the step.
+    # Not recorded as an event: it is not part of the step.
     exchange = partial(exchange_objects, current().world, purpose="AutoParallel: calls of ops")
     digests = exchange(blake2b(repr(calls).encode(), digest_size=16).digest())
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
@@ -266,11 +266,12 @@ def check_same_calls(calls: list[tuple[Any, ...]]) -> None:
     each = exchange(calls)
     pairs = zip_longest(each[0], each[other], fillvalue=("nothing", "the end"))
     number, ends = next((number, pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
-    told = (f"{name} at {line}{f' with {given}' if given else ''}" for name, line, *given in ends)
+    described = (f"{name} at {line}{f' with {given}' if given else ''}" for name, line, *given in ends)
     raise InputError(
-        f"AutoParallel: ranks run different programs: call {number} of an op is {next(told)} on rank 0, and "
-        f"{next(told)} on rank {other}. Each rank holds slices of the same tensors, so all ranks have to make the same "
-        "calls: let nothing inside of the step depend on the rank, or use DistributedDataParallel."
+        f"AutoParallel: ranks run different programs: call {number} of an op is {next(described)} on rank 0, "
+        f"and {next(described)} on rank {other}. Each rank holds slices of the same tensors, so all ranks "
+        "have to make the same calls: let nothing inside of the step depend on the rank, or use "
+        "DistributedDataParallel."
     )
 
 
@@ -383,7 +384,7 @@ def _whole(x: Any) -> Any:
 
 
 class _ConsumedGraph(Reversible):
-    """The tape entry of a result whose graph the backward of the step has consumed."""
+    """The graph node of a result whose graph the backward of the step has consumed."""
 
     consumed = (
         "this result of AutoParallel is detached: the step that AutoParallel ran has computed the gradients itself, "

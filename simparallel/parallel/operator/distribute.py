@@ -40,9 +40,7 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
     if whole.placement is not None:
         raise LayoutError(f"distribute_tensor: x is sharded as {whole.layout!r}; use x.redistribute(layout).")
     if layout.partial:
-        raise LayoutError(
-            f"distribute_tensor: {layout!r} is an unfinished sum; a whole value is not split into addends."
-        )
+        raise LayoutError(f"distribute_tensor: {layout!r} is partial; a complete value is never split into addends.")
     target = placement(layout, whole.shape)
     # A copy, so that the whole array can be freed.
     data = SHARDED.slice_of(whole.data, target)
@@ -51,7 +49,7 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
 
 
 def from_local(x: Any, layout: Layout, shape: Sequence[int] | None = None) -> Tensor:
-    """Make a sharded tensor from the slices that the ranks pass, on the tape: the inverse of `Tensor.to_local`.
+    """Make a sharded tensor from the slices that the ranks pass: the differentiable inverse of `Tensor.to_local`.
 
     Args:
         x: array or plain Tensor; its memory is used.
@@ -151,7 +149,7 @@ def _lay(x: Any, entry: Any, what: str) -> Any:
         raise StrategyError(f"shard: {what}: {error}") from None
     if value.placement is not None:
         return value.redistribute(layout)
-    # A constant becomes a new leaf, a parameter keeps its identity, any other tensor moves on the tape.
+    # A constant becomes a new leaf, a parameter keeps its identity, any other tensor is redistributed.
     if not value.requires_grad:
         return distribute_tensor(value, layout)
     place = placement(layout, value.shape)
@@ -177,16 +175,18 @@ def distribute_module(
 
     Raises:
         LayoutError: a cut does not fit, or a name matches no parameter or buffer; nothing is changed then.
-        InputError: a DistributedDataParallel reduces the gradient of a parameter that is to be cut.
+        InputError: a DistributedDataParallel reduces the gradient of a parameter that is to be sharded.
 
     Collective: no.
     """
     tensors = [*module.named_parameters(), *module.named_buffers()]
     patterns = {} if cuts is None or callable(cuts) else dict(cuts)
-    idle = [p for p in patterns if not any(fnmatchcase(name, p) for name, _ in tensors)]
-    if idle:
+    unmatched = [p for p in patterns if not any(fnmatchcase(name, p) for name, _ in tensors)]
+    if unmatched:
         names = ", ".join(name for name, _ in tensors)
-        raise LayoutError(f"distribute_module: {idle[0]!r} matches no parameter or buffer; the module has {names}.")
+        raise LayoutError(
+            f"distribute_module: {unmatched[0]!r} matches no parameter or buffer; the module has {names}."
+        )
     # Compute and check all placements first, so that an error changes nothing.
     places = []
     for name, x in tensors:

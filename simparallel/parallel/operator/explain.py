@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel.algorithms import price
+from simparallel.arrays.seam import kernels_of
 from simparallel.autograd import Context, Op, Plan, Spec
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.backend import Array
@@ -269,7 +270,7 @@ class Rehearsal(Context):
     """A context that records an op's exchanges on zeros; their sizes equal those of a real run."""
 
     def __init__(self, needs: tuple[bool, ...], plan: Plan, sharding: Sharding) -> None:
-        super().__init__(np, needs, plan)
+        super().__init__(kernels_of[np], needs, plan)
         self.sharding = sharding
         self.noted: list[Asked] = []
 

@@ -20,7 +20,7 @@ from simparallel.base.units import format_bytes
 from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.layout.mesh import groups_text
-from simparallel.layout.sharding import Placement, placement
+from simparallel.layout.sharding import Placement, placement, unfinished
 from simparallel.nn.deferred import placeholder
 from simparallel.nn.module import Module
 from simparallel.parallel.operator.auto import input_layout
@@ -56,8 +56,8 @@ class NetworkPlan:
 
     Attributes:
         ops: an OpPlan for each call of an op, in order.
-        rows: the communications, forward in order and then backward in the order of the tape.
-        parameters: name -> (global shape, layout) of each parameter that an op cuts.
+        rows: the communications, those of forward and then those of backward, in their order.
+        parameters: name -> (global shape, layout) of each parameter that an op shards.
     """
 
     def __init__(self, device_num: int, ops: list[OpPlan], rows: list[Row], parameters: dict[str, Placement]) -> None:
@@ -160,8 +160,8 @@ class _Planning(AbstractInterpreter):
             else:
                 exchange = entry.row.exchange
                 part = filling.add((exchange.groups, entry.spec.dtype), entry, entry.spec.size_bytes)
-                rows += [_together(part)] if part else []
-        return rows + [_together(part) for part in filling.rest()]
+                rows += [_combined(part)] if part else []
+        return rows + [_combined(part) for part in filling.rest()]
 
     def _described(self, op: Op, inputs: tuple[Tensor, ...]) -> str:
         """Describe the op, prefixed by the layer of its first parameter."""
@@ -195,7 +195,9 @@ class _Planning(AbstractInterpreter):
             where = f"input {i} of {described}"
             self._note(where, "forward", exchanges_of(implicit.plan, dtype, "redistribute"))
             if inputs[i].requires_grad:
-                back = plan_way(implicit.target.gradient, implicit.source.gradient, dtype.itemsize)
+                # The gradient comes back as addends, and the way back sums them.
+                addends = unfinished(implicit.target, call.sharding.gradient_axes(i))
+                back = plan_way(addends, implicit.source.gradient, dtype.itemsize)
                 self._note(where, "backward", exchanges_of(back, dtype, "redistribute"))
         self._note(described, "forward", plan.forward)
         needs = [x.requires_grad for x in inputs]
@@ -203,12 +205,15 @@ class _Planning(AbstractInterpreter):
             itemsize = call.local.output.dtype.itemsize
             back = plan_way(call.output.gradient, call.made.gradient, itemsize)
             gradients: list[Row | _Sum] = []
+            moved = {implicit.input for implicit in call.implicit}
             for i, (x, grads) in enumerate(zip(inputs, plan.backward, strict=True)):
                 self._uses[id(root_of(x))] += needs[i]
                 lies = laid[i].placement
                 # A parameter that this op redistributes is no leaf to the interpreter: its gradient is summed at once.
                 is_leaf = id(x) in self._places and (lies is None or lies is call.inputs[i])
                 for e in grads if needs[i] else ():
+                    if i in moved and e.why == SUM_OF_GRADIENT:
+                        continue
                     what = f"gradient of {self._names.get(id(x), f'input {i}')}"
                     row = Row(described, "backward", e._replace(why=e.why.replace(SUM_OF_GRADIENT, what)))
                     is_sum = is_leaf and e.why == SUM_OF_GRADIENT
@@ -243,7 +248,7 @@ class _Sum(NamedTuple):
     spec: Spec
 
 
-def _together(part: Sequence[_Sum]) -> Row:
+def _combined(part: Sequence[_Sum]) -> Row:
     """Return the row of gradients that share one collective."""
     if len(part) == 1:
         return part[0].row

@@ -91,7 +91,7 @@ class GradientSums:
             for leaf, gradient in parts:
                 self.backward.deliver(leaf, gradient)
 
-    def give_up(self) -> None:
+    def drain(self) -> None:
         """Wait for the collectives that a backward had started before it raised."""
         while self._started:
             self._started.pop()[1].wait()
@@ -113,7 +113,7 @@ class Postponed:
             gradient: this rank's addend, in memory of its own; the sum overwrites it.
             group: the ranks that hold the addends.
 
-        Collective: yes, when the sum is started; all ranks walk the same tape.
+        Collective: yes, when the sum is started; all ranks traverse the same graph.
         """
         # `uses` counts the contributions that the leaf still gets in this pass, this one included.
         running = running_backward()
@@ -124,7 +124,7 @@ class Postponed:
             # Earlier passes that raised have left collectives: wait for them before a new pass starts its own.
             for old in [sums for sums in self._open if sums.backward.is_over]:
                 self._open.remove(old)
-                old.give_up()
+                old.drain()
             sums = GradientSums(running, self._open)
         sums.add(leaf, gradient, group)
         return True

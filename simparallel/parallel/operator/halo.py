@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from simparallel.arrays.host.windows import Windows
 from simparallel.autograd import Plan, Spec
-from simparallel.autograd.kernels.windows import Windows
 from simparallel.backend import Array, get_namespace
-from simparallel.layout.boxes import Box, box_of, boxes_of, meet, shape_of, within
+from simparallel.layout.boxes import Box, box_of, boxes_of, intersection, shape_of, within
 from simparallel.layout.halo import Halo
 from simparallel.layout.sharding import Sharding
 from simparallel.parallel.operator.redistribute import Move, swap
@@ -90,7 +90,7 @@ def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
     halo = cut.halo
     have, need = box_of(halo.layout, rank, halo.shape), halo.needs[rank]
     # The part that stays on this rank, and the parts that are exchanged.
-    own, others = meet(have, need), [move for move in halo.moves.of(rank) if move.source != move.target]
+    own, others = intersection(have, need), [move for move in halo.moves.of(rank) if move.source != move.target]
     gets = {move.source: within(move.box, need) for move in others if move.target == rank}
     gives = {move.target: within(move.box, have) for move in others if move.source == rank}
     own_in_need, own_in_have = within(own, need), within(own, have)

@@ -3,7 +3,7 @@
 Nothing here is specific to an op. A call takes these steps:
 
     1. Decide the cuts of the op's named dims: by its strategy, or by the layouts of its inputs (`strategy`).
-    2. Redistribute inputs with other layouts, on the tape (`layout.redistribution`, `redistribute`).
+    2. Redistribute inputs with other layouts, as graph nodes (`layout.redistribution`, `redistribute`).
     3. Run forward on the slices, widened where windows reach beyond them (`halo`). Reductions that the op
        completes itself go through its context.
     4. Finish the sums over dims that are cut: at once if the op has a strategy, otherwise when another op
@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from simparallel import collectives
-from simparallel.autograd import Context, Op, Redistribute, Tensor
+from simparallel.arrays.seam import arrays_of
+from simparallel.autograd import Context, Op, Redistribute, Tensor, running_backward
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, has_data, is_array
@@ -35,7 +37,7 @@ from simparallel.errors import LayoutError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.redistribution import Redistribution
-from simparallel.layout.sharding import Placement, placement
+from simparallel.layout.sharding import Placement, placement, unfinished
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.ddp.same_model import check_may_be_cut
 from simparallel.parallel.operator.gradient_sums import Postponed
@@ -78,10 +80,7 @@ class Sharder:
 
 
 class CompiledMove(Reversible):
-    """A redistribution, compiled for this rank; also the op and the context of its tape node, as it keeps no state."""
-
-    # Read because this is also the node's context: the only input needs a gradient.
-    needs = (True,)
+    """A redistribution, compiled for this rank; also the op of its tape node, as it keeps no state."""
 
     def __init__(self, sharder: Sharder, source: Placement, target: Placement, plan: Redistribution) -> None:
         self._sharder, self._source, self._target = sharder, source, target
@@ -110,23 +109,34 @@ class CompiledMove(Reversible):
         return x
 
     def bring(self, x: Tensor) -> Tensor:
-        """Redistribute x on the tape.
+        """Redistribute x, as a graph node.
 
         If the redistribution only finishes a sum, x itself is updated, so that later ops find the sum finished.
         """
-        # No tape node is needed for a finished sum: the gradient of an addend equals the gradient of the sum.
+        # A finished sum needs no graph node: the gradient of an addend equals the gradient of the sum.
         data = self(x.data, "forward")
         if self._only_finishes:
             x.data, x.placement = data, self._target
             return x
         on_tape = grad_mode.enabled and x.requires_grad
-        return Tensor._result(data, Node(self, self, (x,)) if on_tape else None, None, self._target, SHARDED)  # type: ignore[arg-type]
+        node = Node(self, SimpleNamespace(needs=(True,)), (x,)) if on_tape else None  # type: ignore[arg-type]
+        return Tensor._result(data, node, None, self._target, SHARDED)
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        return (self._sharder.carry(dy, self._target.gradient, self._source.gradient, "backward"),)
+        lies = unfinished(self._target, running_backward().unfinished.pop(id(ctx), ()))
+        return (self._sharder.carry(dy, lies, self._source.gradient, "backward"),)
 
     def __repr__(self) -> str:
         return f"Redistribute({self._source.layout!r} -> {self._target.layout!r})"
+
+
+def _is_moved_for_this_alone(x: Tensor) -> bool:
+    """Return whether x comes from a redistribution, and the running backward adds nothing else to its gradient."""
+    node = x._node
+    if node is None or not isinstance(node.op, CompiledMove):
+        return False
+    running = running_backward()
+    return running.uses[id(node)] == 1 and id(node) not in running.grads
 
 
 def _show_copy(recorder: Recorder, name: str, phase: str, start_ns: int, x: Array) -> None:
@@ -169,7 +179,7 @@ def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
 
 
 def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -> Tensor:
-    """Redistribute x to `target`, on the tape. `source` is the placement of a plain x, which every rank holds whole."""
+    """Redistribute x to `target`, differentiably. `source` is the placement of a plain x, whole on every rank."""
     if isinstance(x, PendingView):
         x = _start(x, target)
     origin = x.placement or source
@@ -183,7 +193,7 @@ def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -
 
 
 def _start(x: PendingView, target: Placement) -> Tensor:
-    """Return the tensor to move to `target`: the base that x is a view of, or x itself, settled."""
+    """Return the tensor to redistribute to `target`: the base that x is a view of, or x itself once settled."""
     assert x.placement is not None
     if start_of(x.placement, target) is x.placement.source:
         return x.pass_over()
@@ -203,7 +213,7 @@ class ShardContext(Context):
     """The context of an op that runs on slices: its reductions are collectives over the groups of the cut."""
 
     def __init__(self, runner: Runner, needs: tuple[bool, ...], arrays: Sequence[Array]) -> None:
-        self.xp, self.needs, self.plan = get_namespace(*arrays), needs, runner.plan
+        super().__init__(arrays_of(*arrays), needs, runner.plan)
         self._runner = runner
 
     def sum_over(self, dims: str, x: Array, group_size: int | None = None) -> Array:
@@ -330,7 +340,10 @@ class Runner(Reversible):
             return move.bring(x)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        """Return the gradients of the inputs: halos returned to their owners, then summed along `_gradient_axes`."""
+        """Return the gradients of the inputs: halos returned to their owners, then summed along `_gradient_axes`.
+
+        The gradient of a redistributed input is left unfinished: the way back sums and cuts it at once.
+        """
         communicator = self._sharder.communicator
         before, communicator.purpose = communicator.purpose, self._backward_purpose
         try:
@@ -347,6 +360,9 @@ class Runner(Reversible):
             gradient = grads[i]
             group = None if gradient is None else self.group(axes)
             if group is not None and gradient is not None:
+                if _is_moved_for_this_alone(x):
+                    running_backward().unfinished[id(x._node.ctx)] = axes
+                    continue
                 if gradient is dy or gradient.base is not None or not gradient.ndim:
                     # The all-reduce writes in place: copy views, dy itself and NumPy scalars.
                     gradient = ctx.xp.array(gradient)
@@ -375,7 +391,7 @@ class Runner(Reversible):
         return repr(self.op)
 
 
-class _Sharded(NamedInterpreter):
+class ShardedInterpreter(NamedInterpreter):
     """The interpreter of ops with a sharded input; in automatic mode of all ops, which then shard plain inputs."""
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -404,10 +420,10 @@ class _Sharded(NamedInterpreter):
             numbers = [x.data.item() for x in inputs if x.placement is None and not x.shape and has_data(x.data)]
             mode.calls.append((op.name, user_line(), *(x.shape for x in inputs), *numbers))
         # Equal placements are one object (`placement` is cached), so the key is cheap to hash and compare.
-        lie = [x.placement or x.data.shape for x in inputs]
+        places = [x.placement or x.data.shape for x in inputs]
         # Automatic mode decides by which inputs are parameters, so the key includes that.
         fixed = tuple([x.requires_grad and x.is_leaf for x in inputs]) if mode.automatic else ()
-        key = (op, mode.automatic, mode.quick, fixed, *lie, *[x.dtype for x in inputs])
+        key = (op, mode.automatic, mode.quick, fixed, *places, *[x.dtype for x in inputs])
         call = own.calls.get(key)
         if call is None:
             check_mixing(op, inputs)
@@ -422,24 +438,24 @@ class _Sharded(NamedInterpreter):
         assert place is not None
         if mode.automatic:
             raise LayoutError(
-                "to_local: inside of AutoParallel a plain tensor is one that every rank holds whole, and a slice is "
-                "none. Call it outside, or cut this part with strategies: op.shard(...), shard(fn, ...)."
+                "to_local: inside of AutoParallel every rank holds the whole of a plain tensor, and a slice is not "
+                "one. Call it outside, or shard this part with strategies: op.shard(...), shard(fn, ...)."
             )
-        lies = place.gradient if grad_layout is None else placement(grad_layout, place.shape)
+        grad_place = place.gradient if grad_layout is None else placement(grad_layout, place.shape)
         # The gradient arrives in slices of `grad_layout`: they must have the shapes of x's slices.
-        if lies is not place.gradient and lies.local_shapes != place.local_shapes:
+        if grad_place is not place.gradient and grad_place.local_shapes != place.local_shapes:
             raise LayoutError(
                 f"to_local: slices have shapes {place.shapes_text}, by grad_layout={grad_layout!r} their gradients "
-                f"would have {lies.shapes_text}."
+                f"would have {grad_place.shapes_text}."
             )
-        return relabelled(x, None, partial(sharder().carry, source=lies, target=place.gradient, phase="backward"))
+        return relabelled(x, None, partial(sharder().carry, source=grad_place, target=place.gradient, phase="backward"))
 
 
-SHARDED = _Sharded("SHARDED")
+SHARDED = ShardedInterpreter("SHARDED")
 
 
 class _Relabel(Reversible):
-    """The tape op of a tensor whose memory is relabelled as a slice, or as a plain tensor."""
+    """The autograd op of a tensor whose memory is relabelled as a slice, or as a plain tensor."""
 
     needs = (True,)
 

@@ -246,7 +246,7 @@ def whole_along(x: Tensor, axis: str) -> Tensor:
     """Return x with no dim cut by `axis` and no unfinished sum along it. Raises LayoutError for a plain tensor."""
     layout = _layout(x)
     dims = [tuple(a for a in axes if a != axis) for axes in layout.axes_by_dim]
-    return x.redistribute(_again(layout, dims, axis))
+    return x.redistribute(_with_dims(layout, dims, axis))
 
 
 def cut_along(x: Tensor, axis: str, dim: int) -> Tensor:
@@ -254,16 +254,16 @@ def cut_along(x: Tensor, axis: str, dim: int) -> Tensor:
     layout = _layout(x)
     dims = [tuple(a for a in axes if a != axis) for axes in layout.axes_by_dim]
     dims[dim] = (*dims[dim], axis)
-    return x.redistribute(_again(layout, dims, axis))
+    return x.redistribute(_with_dims(layout, dims, axis))
 
 
 def _layout(x: Any) -> Layout:
     if not isinstance(x, Tensor) or x.layout is None:
-        raise LayoutError("a parallel layer takes sharded tensors; lay out x with distribute_tensor(x, layout).")
+        raise LayoutError("a parallel layer takes sharded tensors; shard x with distribute_tensor(x, layout).")
     return x.layout
 
 
-def _again(layout: Layout, dims: list[tuple[str, ...]], axis: str) -> Layout:
+def _with_dims(layout: Layout, dims: list[tuple[str, ...]], axis: str) -> Layout:
     """Return the layout with these cuts and its sum along `axis` finished; sums along other axes stay unfinished."""
     left = tuple(a for a in layout.partial if a != axis)
     return layout.with_partial(())(*(axes or "None" for axes in dims)).with_partial(left)

@@ -123,7 +123,7 @@ class OpCall:
         ranks: tuple[int, ...] | None = None,
     ) -> None:
         self.op = op
-        # On whole shapes first: an error about shapes is then the op's own, without a word about cuts.
+        # On whole shapes first: an error about shapes is then the op's own, and does not mention cuts.
         try:
             whole = op._make_plan(tuple((x.shape, x.dtype) for x in inputs))
         except SimParallelError as error:
@@ -133,7 +133,7 @@ class OpCall:
         partial = _common_partial(op, inputs)
         if sharding is None:
             sharding = decide(op, inputs, device_num, parameters)
-            # Cuts that are given by numbers alone name the ranks from 0.
+            # A strategy of numbers alone places the slices on the ranks from 0.
             if ranks is not None and not set(sharding.mesh.ranks) <= set(ranks):
                 sharding = replace(sharding, mesh=Mesh(sharding.mesh.shape, sharding.mesh.axis_names, ranks))
         self.sharding = sharding
@@ -225,7 +225,7 @@ def _explained(op: Op, rule: str, device_num: int, error: SimParallelError) -> S
     """Return the error with the op, its strategy and its rule, and the nearest legal strategies."""
     text = f"{op.described}: {error}"
     if isinstance(error, StrategyError) and op.in_strategy is not None:
-        legal = suggest.words(error.facts.get("nearest", ()))
+        legal = suggest.format_strategies(error.facts.get("nearest", ()))
         text = (
             f"{op.described}, strategy {op.in_strategy!r} on {device_num} devices: {error} Its dims: {rule}."
             f"{f' Nearest legal strategies: {legal}.' if legal else ''}"
@@ -297,9 +297,9 @@ def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
 
 def check_ranks(layout: Layout, world_size: int) -> None:
     """Raise LayoutError for ranks that are not in the run."""
-    strangers = [rank for rank in layout.mesh.ranks if rank >= world_size]
-    if strangers:
-        raise LayoutError(f"{layout!r}: rank {strangers[0]} is not in this run, whose ranks are 0 … {world_size - 1}.")
+    unknown = [rank for rank in layout.mesh.ranks if rank >= world_size]
+    if unknown:
+        raise LayoutError(f"{layout!r}: rank {unknown[0]} is not in this run, whose ranks are 0 … {world_size - 1}.")
 
 
 def _check_everywhere(op: Op, inputs: Sequence[Any], device_num: int) -> None:

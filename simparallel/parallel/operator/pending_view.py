@@ -23,7 +23,7 @@ from simparallel.parallel.operator.op_call import OpCall
 
 
 class PendingView(Tensor):
-    """A reshaped tensor that gets its elements, and its tape node, on first access.
+    """A reshaped tensor that gets its elements, and its graph node, on first access.
 
     Shape, dtype and layout are known at once. Once settled, it is a Tensor like any other.
 
@@ -46,12 +46,12 @@ class PendingView(Tensor):
         """Execute the reshape, and move the elements to its output layout."""
         if self._settle is None:
             return
-        # Record on the tape if the call was to be recorded, whatever the mode of this access.
-        with_tape, grad_mode.enabled = grad_mode.enabled, self._requires_grad
+        # Record the graph if the call was to be recorded, whatever the mode of this access.
+        was_enabled, grad_mode.enabled = grad_mode.enabled, self._requires_grad
         try:
             y = self._settle()
         finally:
-            grad_mode.enabled = with_tape
+            grad_mode.enabled = was_enabled
         # Become the result: the same attributes, and no reference to the base any more.
         self._settle = None
         del self._root
@@ -67,8 +67,8 @@ class PendingView(Tensor):
     def register_hook(self, hook: Callable[[Tensor], Any]) -> RemovableHandle:
         if self._is_passed_over:
             raise AutogradError(
-                f"register_hook: an op has read this view of shape {self.shape} already, from where its elements were "
-                "before the reshape, so its gradient does not pass through the view. Register the hook before the "
+                f"register_hook: an op has read the elements of this view of shape {self.shape} from the tensor before "
+                "the reshape already, so no gradient passes through the view. Register the hook before the "
                 "view is used."
             )
         return super().register_hook(hook)
@@ -122,7 +122,7 @@ def pending_view(
     # A plain parameter is replaced by its slice now.
     if place is None and x.is_leaf and x.requires_grad:
         return None
-    # Without `Tensor.__init__`: slots for data and tape node stay unset until the view is settled. A view of a view
+    # Without `Tensor.__init__`: slots for data and graph node stay unset until the view is settled. A view of a view
     # starts from the base of both.
     source = place or call.whole[0]
     y = PendingView.__new__(PendingView)

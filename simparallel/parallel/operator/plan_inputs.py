@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Spec
+from simparallel.base.checks import check_integer, is_integer
 from simparallel.errors import InputError
 
 
@@ -33,19 +33,13 @@ def input_specs(who: str, shapes: Sequence[Any], dtype: Any) -> list[Spec]:
 
 def num_devices(who: str, device_num: Any, default: int) -> int:
     """Return `device_num` as an int; `default` for None. Raises InputError unless it is an integer of 1 or more."""
-    if device_num is None:
-        return default
-    count = _integer(device_num)
-    if count is None or count < 1:
-        raise InputError(f"{who}: device_num={device_num!r} must be an integer of 1 or more.")
-    return count
+    return default if device_num is None else check_integer(who, "device_num", device_num, 1)
 
 
 def _shape(who: str, i: int, shape: Any) -> tuple[int, ...]:
-    sizes = [_integer(size) for size in shape] if isinstance(shape, (tuple, list)) else [None]
-    if any(size is None or size < 0 for size in sizes):
+    if not isinstance(shape, (tuple, list)) or not all(is_integer(size) and size >= 0 for size in shape):
         raise InputError(f"{who}: the shape of input {i} is {shape!r}, expected a tuple of sizes such as (32, 64).")
-    return tuple(size for size in sizes if size is not None)
+    return tuple(map(int, shape))
 
 
 def _dtype(who: str, i: int, dtype: Any) -> np.dtype:
@@ -53,11 +47,3 @@ def _dtype(who: str, i: int, dtype: Any) -> np.dtype:
         return np.dtype(dtype)
     except TypeError:
         raise InputError(f"{who}: dtype of input {i} is {dtype!r}, expected a dtype such as 'float32'.") from None
-
-
-def _integer(value: Any) -> int | None:
-    """Return value as an int, or None. NumPy integers are accepted; bools and floats are not."""
-    try:
-        return None if isinstance(value, (bool, np.bool_)) else index(value)
-    except TypeError:
-        return None

@@ -51,7 +51,7 @@ def bubbles(graph: ScheduleGraph) -> Bubbles:
     """
     makespan = max((ran[-1].end for ran in graph.spans if ran), default=0)
 
-    def come(cell: Cell) -> list[tuple[float, Action]]:
+    def arrivals(cell: Cell) -> list[tuple[float, Action]]:
         """Return arrival time and action of each result that a cell needs."""
         return [(graph.times.ends[task], needed) for action in cell for task, needed in graph.inputs[action]]
 
@@ -64,14 +64,14 @@ def bubbles(graph: ScheduleGraph) -> Bubbles:
             forward = next((action for action in cell if action.kind == FORWARD), forward)
             if start == free:
                 continue
-            _, last = max(come(cell), key=itemgetter(0))
+            _, last = max(arrivals(cell), key=itemgetter(0))
             if last.kind == FORWARD:
                 idle["activation"] += start - free
                 continue
-            inputs = come((forward,)) if forward else [(start, last)]
-            there = min(start, max((free, *(time for time, _ in inputs))))
-            idle["gradient"] += there - free
-            idle["memory"] += start - there
+            inputs = arrivals((forward,)) if forward else [(start, last)]
+            arrived = min(start, max((free, *(time for time, _ in inputs))))
+            idle["gradient"] += arrived - free
+            idle["memory"] += start - arrived
         warmup, end = (ran[0].start, ran[-1].end) if ran else (0, 0)
         found.append(Bubble(warmup, **idle, barrier=makespan - end))
     return Bubbles(found)

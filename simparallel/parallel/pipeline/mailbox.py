@@ -16,7 +16,7 @@ def depth_of(order: PipelineOrder) -> int:
     A rank receives just before it computes, and sends just after. With depth 0 a sender waits for its receiver.
 
     Raises:
-        ScheduleError: the ranks wait for each other, with mailboxes of any depth.
+        ScheduleError: the ranks deadlock, with mailboxes of any depth.
     """
     graph = ScheduleGraph(order, lambda action: 0)
     solve(graph)
@@ -58,7 +58,7 @@ def _ends(steps: list[list[tuple[str, int]]], depth: int) -> bool:
             send, receive = task_of["send", message], task_of["receive", message]
             ahead = number - depth
             if place[message] > ahead >= 0:
-                # There is a place once so many messages have been taken out.
+                # The box has a free place once this message has been received.
                 graph.before[send] = [*graph.before[send], task_of["receive", received[ahead]]]
             elif ahead >= 0:
                 # The box is full until the receiver waits for just this message.

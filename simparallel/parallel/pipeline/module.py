@@ -21,7 +21,7 @@ class PipelineModule(Module):
     """A network that returns its loss, cut into stages.
 
     A call runs forward and backward of all micro-batches, and returns the loss on every rank. Backward of this loss
-    sets the gradients of this rank's stages; parameters of other stages get none. Off the tape, a call runs forward
+    sets the gradients of this rank's stages; parameters of other stages get none. Under `no_grad`, a call runs forward
     only, on the whole batch. Every rank passes the whole batch.
 
     Args:
@@ -55,7 +55,7 @@ class PipelineModule(Module):
         fields = tuple(map(as_tensor, inputs))
         pipeline = self._pipeline = self._pipeline or self._built(fields)
         factor = pipeline.schedule.microbatches if self._is_sum else 1
-        return (_taped_step(pipeline, fields) if grad_mode.enabled else pipeline.predict(*fields)) * factor
+        return (_differentiable_step(pipeline, fields) if grad_mode.enabled else pipeline.predict(*fields)) * factor
 
     def collect(self) -> None:
         """Copy the parameters and buffers of each stage to all ranks, which then have the trained network.
@@ -86,11 +86,11 @@ class PipelineModule(Module):
                     "model and its loss function does."
                 )
 
-        stages = traced(self.network, run, partial(_cut, schedule.num_stages, marks), marks)
+        stages = traced(self.network, run, partial(_grouped, schedule.num_stages, marks), marks)
         return Pipeline(self.network, lambda loss, labels: loss, schedule=schedule, stages=stages)
 
 
-def _cut(count: int, marks: Mapping[str, int], prices: Mapping[str, PartCost]) -> Stages:
+def _grouped(count: int, marks: Mapping[str, int], prices: Mapping[str, PartCost]) -> Stages:
     stages = tuple(tuple(name for name in prices if marks[name] == stage) for stage in range(count))
     if () in stages:
         raise InputError(
@@ -100,8 +100,8 @@ def _cut(count: int, marks: Mapping[str, int], prices: Mapping[str, PartCost]) -
     return stages
 
 
-def _taped_step(pipeline: Pipeline, fields: tuple[Tensor, ...]) -> Tensor:
-    """Run a step; return its loss with a tape node that delivers the gradients. `.grad` is not touched."""
+def _differentiable_step(pipeline: Pipeline, fields: tuple[Tensor, ...]) -> Tensor:
+    """Run a step; return its loss with a graph node that delivers the gradients. `.grad` does not change."""
     parameters = pipeline.parameters()
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:

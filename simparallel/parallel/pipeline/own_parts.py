@@ -1,6 +1,6 @@
 """Pipelines whose batch is held only where it is used: the inputs on the first rank, the labels on the last one.
 
-A model is a `Chain`, of which each rank has its own stages only, or an `Entered` one, which every rank has whole.
+A model is a `Chain`, of which each rank has its own stages only, or an `WholeModel` one, which every rank has whole.
 A value of another rank has a placeholder here: an array of the same shape and dtype, which takes no memory.
 """
 
@@ -52,7 +52,7 @@ class StageModule(Module):
 
     def forward(self, *inputs: Any) -> Any:
         raise InputError(
-            "pipeline: a stage of a model runs inside of a schedule only, because it has no code of its own."
+            "pipeline: a stage cannot be called: it holds parameters; the schedule runs the code of the model."
         )
 
 
@@ -123,7 +123,7 @@ class Chain(Module):
         return x[0] if len(x) == 1 else x
 
 
-class Entered(Module):
+class WholeModel(Module):
     """A whole model whose inputs are values of its first stage, so that later stages get them from there.
 
     Args:
@@ -153,7 +153,7 @@ class PlacedPipeline:
     """A `Pipeline` that takes each value of a batch from the rank that uses it, and gives outputs on the last one.
 
     Args:
-        model: a `Chain` or an `Entered`.
+        model: a `Chain` or an `WholeModel`.
         loss_fn: of the output and the labels of a micro-batch; a mean over the samples. None for forward only.
         schedule: for all ranks of the run.
         is_sum: differentiate the sum of the micro-batches' losses, not their mean.
@@ -165,7 +165,7 @@ class PlacedPipeline:
     """
 
     def __init__(
-        self, model: Chain | Entered, loss_fn: Callable[..., Any] | None, schedule: Schedule, is_sum: bool = False
+        self, model: Chain | WholeModel, loss_fn: Callable[..., Any] | None, schedule: Schedule, is_sum: bool = False
     ) -> None:
         self.model, self.loss_fn, self.is_sum = model, loss_fn, is_sum
         self.pipeline = Pipeline(model, self._loss, schedule=schedule, stages=model.stages)
@@ -181,14 +181,14 @@ class PlacedPipeline:
             labels: on the last rank.
 
         Returns:
-            On the last rank the model's output of the batch, off the tape; `losses` has the micro-batches' losses.
+            On the last rank the model's output of the batch, detached; `losses` has the micro-batches' losses.
 
         Raises:
             InputError: the first rank has no arguments, the last one no labels, or the output is not a Tensor.
         """
         values, labels = self._placed(arguments, labels)
         if labels is None:
-            raise InputError(f"step: rank {self.last_rank} has the last stage, and gave no target.")
+            raise InputError(f"step: rank {self.last_rank} runs the last stage and must pass the target, got None.")
         count = self.pipeline.schedule.microbatches
         self._prepare(values, arguments, count)
         self._outputs, self.losses = [], []
@@ -197,7 +197,7 @@ class PlacedPipeline:
         return Tensor(get_namespace(*outputs).concatenate(outputs)) if outputs else None
 
     def predict(self, arguments: Mapping[int | str, Any], labels: Any = None) -> Tensor | None:
-        """Run forward off the tape; arguments and result as for `step`. With labels, `losses` are computed, too."""
+        """Run forward without gradients; arguments and result as for `step`. With labels, compute `losses`, too."""
         values, labels = self._placed(arguments, labels)
         self._prepare(values, arguments, 1)
         y = self.pipeline.predict(*values.values())
@@ -212,7 +212,7 @@ class PlacedPipeline:
 
     def _loss(self, y: Any, labels: Tensor) -> Tensor:
         if not isinstance(y, Tensor):
-            raise InputError(f"step: the last stage gave {format_type_of(y)}; one Tensor is needed.")
+            raise InputError(f"step: the last stage returned {format_type_of(y)}, expected one Tensor.")
         assert self.loss_fn is not None
         loss = self.loss_fn(y, labels)
         # On ranks without the last stage, the output has no data.
@@ -225,12 +225,12 @@ class PlacedPipeline:
         """Return arguments and labels, with placeholders for values of other ranks."""
         own = {key: as_tensor(x) for key, x in arguments.items()}
         labels = None if labels is None else as_tensor(labels)
-        told = collectives.all_gather_object(
+        gathered = collectives.all_gather_object(
             ([(key, *_spec(x)) for key, x in own.items()], None if labels is None else _spec(labels))
         )
-        given, label_spec = told[0][0], told[self.last_rank][1]
+        given, label_spec = gathered[0][0], gathered[self.last_rank][1]
         if not given:
-            raise InputError("step: rank 0 has the first stage, and gave no inputs.")
+            raise InputError("step: rank 0 runs the first stage and must pass the inputs, got none.")
         values = {key: _placeholder(shape, dtype) for key, shape, dtype in given} | own
         if labels is None and label_spec is not None:
             labels = _placeholder(*label_spec)

@@ -105,7 +105,7 @@ class Pipeline:
         memory_limit: str | int | None = None,
     ) -> None:
         if not isinstance(model, Module):
-            raise InputError(f"Pipeline: model is {format_type_of(model)}; a Module is needed.")
+            raise InputError(f"Pipeline: model is {format_type_of(model)}, expected a Module.")
         communicator = current()
         mesh = mesh or Mesh((communicator.world_size,), (PIPELINE,))
         if PIPELINE not in mesh.axis_names or sorted(mesh.ranks) != list(range(communicator.world_size)):
@@ -121,14 +121,16 @@ class Pipeline:
         schedule.check()
         self.schedule, self.model, self.loss_fn, self.mesh = schedule, model, loss_fn, mesh
         self._communicator, self._weight_fn = communicator, weight_fn
-        # The number of this pipeline among those of the run, and of its calls so far: its messages tell them.
+        # The number of this pipeline in the run, and of its calls so far: the tags of its messages contain both.
         self.number, self.calls = next(communicator.kept.setdefault(Pipeline, count())), 0
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
         self._rank, self.replica = place[PIPELINE], place.get(DATA, 0)
         self.replicas = mesh.axis_size(DATA) if DATA in place else 1
         # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
         self.ranks = mesh.group(PIPELINE, communicator.rank)
-        self._mates = mesh.group([axis for axis in mesh.axis_names if axis not in (PIPELINE, DATA)], communicator.rank)
+        self._stage_ranks = mesh.group(
+            [axis for axis in mesh.axis_names if axis not in (PIPELINE, DATA)], communicator.rank
+        )
         # Stages from a batch's input to its loss; a bidirectional pipeline has all of them twice.
         self._length = schedule.num_stages // (2 if schedule.placement == BIDIRECTIONAL else 1)
         if stages is None:
@@ -136,7 +138,7 @@ class Pipeline:
         self.stages = checked(model, stages, self._length)
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
         self._switch = Switch(calls(model, self.stages))
-        # Modes of the model's modules -> findings of the passes in these modes.
+        # Modes of the model's modules -> results of the passes in these modes.
         self._known: dict[tuple[bool, ...], ForwardCache] = {}
         ranks_of_stage = [
             {schedule.rank_of(s) for s in range(stage, schedule.num_stages, self._length)}
@@ -155,7 +157,7 @@ class Pipeline:
         if schedule.name == PIPEDREAM and self._shared:
             raise InputError(
                 f"Pipeline: {PIPEDREAM} updates each rank on its own, and here ranks share parameters: tied weights, "
-                "or replicas. Take pipedream_2bw or 1f1b."
+                "or replicas. Use pipedream_2bw or 1f1b."
             )
         # PipeDream-2BW: weights to read, weights at the last step, and the time of that step.
         self._read: list[Array] = []
@@ -178,7 +180,7 @@ class Pipeline:
         return traced(self.model, lambda: self.run(labels, *inputs), partial(within, limits, balance))
 
     def _groups_of_owners(self) -> list[tuple[Group, list[Parameter]]]:
-        """Return the groups of ranks with which this one shares parameters, each with these parameters.
+        """Return (group, parameters) for each group of ranks that shares parameters with this one.
 
         These are tied weights, and all parameters of replicas and of bidirectional pipelines.
         """
@@ -210,13 +212,13 @@ class Pipeline:
         return StageParameters(parameter for _, parameter in self._named)
 
     def predict(self, *inputs: Any) -> Tensor:
-        """Run forward off the tape; return the model's output for these inputs on every rank of the pipeline.
+        """Run forward without gradients; return the model's output for these inputs on every rank of the pipeline.
 
         Raises:
             InputError: the model does not return one Tensor.
         """
         step, found = PipelineStep(self, inputs, None), None
-        with no_grad(), self._switch.installed(), running_on(self._mates):
+        with no_grad(), self._switch.installed(), running_on(self._stage_ranks):
             for stage in range(self._length):
                 if self.schedule.rank_of(stage) == self._rank:
                     y, pass_ = step.run_stage(stage, 0)
@@ -294,7 +296,7 @@ class Pipeline:
         if op == "sum":
             for value, parameter in zip(values, with_gradient, strict=True):
                 slices = 1 if parameter.placement is None else prod(parameter.placement.layout.cuts)
-                holders = len(self._owners[id(parameter)]) * self.replicas * len(self._mates)
+                holders = len(self._owners[id(parameter)]) * self.replicas * len(self._stage_ranks)
                 own += value * slices / holders
         elif values:
             own = xp.max(xp.asarray(values))
@@ -307,7 +309,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the model's state of all stages, on every rank: its names and arrays do not depend on the cut."""
         self.collect()
-        with running_on(self._mates):
+        with running_on(self._stage_ranks):
             return {name: to_host(x.full_tensor().data).copy() for name, x in self.model._saved_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
@@ -324,7 +326,7 @@ class Pipeline:
         return load(type(self.model).__name__, targets, own, strict)
 
     def collect(self) -> None:
-        """Copy the parameters and buffers of all stages into the model, on every rank; of cut ones the rank's slices.
+        """Copy the parameters and buffers of all stages into the model on every rank; of sharded ones, its slices.
 
         Training changes those of a rank's own stages alone. Afterwards the model is that of one device.
         """
@@ -349,7 +351,8 @@ class Pipeline:
         for name, parameter in self.model.named_parameters():
             for stage in sorted(used.get(id(parameter), set()) - self._stages_of[id(parameter)]):
                 raise InputError(
-                    f"Pipeline: code of the model uses {name} in stage {stage}, and it is in stages "
-                    f"{sorted(self._stages_of[id(parameter)])}. Name it there, too: stages=[…, [{stage}: …, '{name}'], "
-                    "…]; or pass example=(inputs, labels), by which such parameters are found."
+                    f"Pipeline: code of the model uses {name} in stage {stage}, but only stages "
+                    f"{sorted(self._stages_of[id(parameter)])} name it. Name it in this stage, too: "
+                    f"stages=[…, [{stage}: …, '{name}'], …]; or pass "
+                    "example=(inputs, labels), by which such parameters are found."
                 )

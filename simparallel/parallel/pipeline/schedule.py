@@ -14,7 +14,7 @@ from typing import Any
 
 import simparallel.parallel.pipeline.attribution as attribution
 import simparallel.parallel.pipeline.timing as timing
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_choice, check_integer
 from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import PALE, table
 from simparallel.base.names import printable
@@ -78,11 +78,7 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches", "chunks"):
             check_integer("Schedule", name, getattr(self, name), 1)
-        if self.placement not in (LOOP, ZIGZAG, BIDIRECTIONAL):
-            raise InputError(
-                f"Schedule: placement={self.placement!r} is not one of {LOOP!r}, {ZIGZAG!r}, {BIDIRECTIONAL!r}.",
-                field="placement",
-            )
+        check_choice("Schedule", "placement", self.placement, (LOOP, ZIGZAG, BIDIRECTIONAL))
         actions = tuple(tuple(each) for each in self.actions)
         if len(actions) != self.ranks:
             raise InputError(f"Schedule: {len(actions)} lists for {self.ranks} ranks.", field="actions")
@@ -136,7 +132,7 @@ class Schedule:
 
         Raises:
             InputError: a negative time, or not one for each stage.
-            ScheduleError: the ranks wait for each other.
+            ScheduleError: the ranks deadlock.
         """
         return timing.cost(self._graph(forward, input_gradient, weight_gradient, message))
 
@@ -204,8 +200,8 @@ class Schedule:
 
         Raises:
             ScheduleError: with the place: a micro-batch or stage that does not exist or is on another rank, an action
-                that is missing, done twice or too early, ranks that wait for each other, a rank that holds
-                too much, or a mailbox that is too small. Facts: `rank`, `cell`, `stage`, `microbatch`.
+                that is missing, done twice or too early, a deadlock, a rank that holds too much, or a mailbox that is
+                too small. Facts: `rank`, `cell`, `stage`, `microbatch`.
         """
         self._check_places()
         self._check_counts()
@@ -220,21 +216,21 @@ class Schedule:
                 )
         if depth is not None and self.mailbox_depth > depth:
             raise ScheduleError(
-                f"schedule {self.name}: mailboxes between ranks need {format_number_of(self.mailbox_depth, 'place')}, "
-                f"and depth={depth}: the ranks would wait for each other."
+                f"schedule {self.name}: depth={depth} deadlocks; depth={self.mailbox_depth} or more is needed."
             )
         return found
 
     @cached_property
     def mailbox_depth(self) -> int:
-        """Messages that a mailbox from one rank to another has to hold, so that no two ranks wait for each other.
+        """Messages that a mailbox from one rank to another has to hold, so that the ranks do not deadlock.
 
         Messages are found by their tags (direction, stage, micro-batch). With 0, a sender may wait for its receiver.
         """
         return depth_of(self._lists)
 
     @property
-    def _limits(self) -> int:
+    def _num_microbatches(self) -> int:
+        """Number of micro-batches of each replica."""
         return self.microbatches // 2 if self.placement == BIDIRECTIONAL else self.microbatches
 
     def _each(self) -> Iterator[tuple[int, int, Action]]:
@@ -246,15 +242,17 @@ class Schedule:
     def _check_places(self) -> None:
         for rank, number, action in self._each():
             stage, _, m = action
-            told = ""
+            problem = ""
             if stage >= self.num_stages:
-                told = f"there are stages 0 to {self.num_stages - 1} (ranks={self.ranks}, chunks={self.chunks})"
+                problem = f"there are stages 0 to {self.num_stages - 1} (ranks={self.ranks}, chunks={self.chunks})"
             elif self.rank_of(stage) != rank:
-                told = f"stage {stage} is on rank {self.rank_of(stage)}"
-            elif m >= self._limits:
-                told = f"there are micro-batches 0 to {self._limits - 1} (microbatches={self.microbatches})"
-            if told:
-                raise self._error(rank, number, action, told)
+                problem = f"stage {stage} is on rank {self.rank_of(stage)}"
+            elif m >= self._num_microbatches:
+                problem = (
+                    f"there are micro-batches 0 to {self._num_microbatches - 1} (microbatches={self.microbatches})"
+                )
+            if problem:
+                raise self._error(rank, number, action, problem)
         for rank, cells in enumerate(self._lists.cells):
             for number, cell in enumerate(cells):
                 if len(cell) == 2 and (cell[0].kind != FORWARD or cell[1].kind not in (BACKWARD, INPUT_GRADIENT)):
@@ -266,7 +264,7 @@ class Schedule:
             if counts[action] > 1:
                 raise self._error(rank, number, action, f"it is done {counts[action]} times")
         for stage in range(self.num_stages):
-            for m in range(self._limits):
+            for m in range(self._num_microbatches):
                 has = {kind for kind in KINDS if Action(stage, kind, m) in counts}
                 if has in ({FORWARD, BACKWARD}, {FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT}):
                     continue
@@ -286,9 +284,9 @@ class Schedule:
                 raise self._error(rank, number, action, f"it comes before {Action(stage, before, m)}")
             done.add(action)
 
-    def _error(self, rank: int, number: int, action: Action, told: str) -> ScheduleError:
+    def _error(self, rank: int, number: int, action: Action, problem: str) -> ScheduleError:
         return ScheduleError(
-            f"schedule {self.name}: rank {rank}, cell {number}: {action}: {told}.",
+            f"schedule {self.name}: rank {rank}, cell {number}: {action}: {problem}.",
             rank=rank, cell=number, stage=action.stage, microbatch=action.microbatch,
         )  # fmt: skip
 
@@ -334,12 +332,12 @@ class Schedule:
 
         Raises:
             InputError: no actions, or stages that cannot be divided evenly among the ranks.
-            ScheduleError: a cell that is not an action, or text that is no CSV.
+            ScheduleError: a cell that is not an action, or text that is not CSV.
         """
         try:
             rows = [[cell.strip() for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text)) if row]
         except csv.Error as error:
-            raise ScheduleError(f"Schedule.from_csv: no CSV: {error}.") from None
+            raise ScheduleError(f"Schedule.from_csv: not a valid CSV: {error}.") from None
         cells = [[read_cell(cell, f"rank {r}, cell {n}") for n, cell in enumerate(row)] for r, row in enumerate(rows)]
         each = [action for row in cells for cell in row for action in cell]
         if not each:
@@ -400,14 +398,14 @@ class Schedule:
             rows.append(row)
         return rows
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         found = self.cost()
-        told = f"makespan {found.makespan}, bubble {found.bubble}, span bubble {found.span_bubble}"
+        costs = f"makespan {found.makespan}, bubble {found.bubble}, span bubble {found.span_bubble}"
         live = " ".join(map(str, found.peak_live_at_weight_gradient))
-        return f"{self.title}; {told}, live {live}"
+        return f"{self.title}; {costs}, live {live}"
 
     def __str__(self) -> str:
-        return "\n".join([self._told(), *self.grid()])
+        return "\n".join([self._summary(), *self.grid()])
 
     def _repr_html_(self) -> str:
         """Return the grid as an HTML table with a colour for each kind of action, for notebooks."""
@@ -420,7 +418,7 @@ class Schedule:
             for time, (_, kind) in enumerate(row)
             if kind
         }
-        return table(rows, title=self._told(), colours=colours)
+        return table(rows, title=self._summary(), colours=colours)
 
     def __repr__(self) -> str:
         return f"<Schedule {self.title}>"

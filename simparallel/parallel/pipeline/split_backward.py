@@ -23,7 +23,7 @@ Late = tuple[Node, tuple[bool, ...], Array]
 
 
 class _JoinedRoots(Reversible):
-    """The tape op that joins several tensors to one root of their backward."""
+    """The autograd op that joins several tensors to one root of their backward."""
 
     def __init__(self, gradients: Sequence[Array]) -> None:
         self._gradients = gradients
@@ -47,7 +47,7 @@ class _First(Reversible):
 
     def __init__(self, node: Node, needs: tuple[bool, ...], late: list[Late]) -> None:
         self._op, self._needs, self._late = node.op, needs, late
-        # The tape empties the node itself.
+        # Backward clears the node itself.
         self._node = copy(node)
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from simparallel.autograd import Op, Tensor
 from simparallel.autograd.grad_mode import grad_mode
@@ -66,8 +67,8 @@ class _Done(BaseException):
     """The end of a stage's forward once all its values have been sent: the rest of the model is for others."""
 
 
-class Full(NamedTuple):
-    """The findings of a pass to the end of the model.
+class CompletedPass(NamedTuple):
+    """The results of a pass to the end of the model.
 
     Attributes:
         sends: how many values the stage sends.
@@ -79,7 +80,7 @@ class Full(NamedTuple):
 
 
 class ForwardCache:
-    """The findings of forward passes, which later ones in the same modes (training, evaluation) reuse.
+    """The results of forward passes, which later ones in the same modes (training, evaluation) reuse.
 
     Attributes:
         results: (number of a call, the child, shapes and dtypes of its arguments) -> results of a child of another
@@ -89,7 +90,7 @@ class ForwardCache:
 
     def __init__(self) -> None:
         self.results: dict[Any, tuple[Any, dict[str, int]]] = {}
-        self.passes: dict[Any, Full] = {}
+        self.passes: dict[Any, CompletedPass] = {}
 
 
 class Switch:
@@ -130,7 +131,7 @@ class StageForward(AbstractInterpreter):
         stage: the stage that computes.
         switch: the children.
         messages: the transport of values.
-        known: the findings of earlier passes.
+        known: the results of earlier passes.
         start: number of the model's first stage among those of all replicas, which messages name.
 
     Attributes:
@@ -151,8 +152,9 @@ class StageForward(AbstractInterpreter):
         self.received: list[tuple[StageValue, Tensor]] = []
         self.sent: list[tuple[StageValue, Tensor]] = []
         self.used: dict[int, set[int]] = {}
-        # Ids of tensors of this stage; references to them, so that no other tensor gets the same id.
-        self._own: set[int] = set()
+        # Id of a tensor of this stage -> the tensor; recomputed parts free theirs before the stage ends.
+        self._own: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        # References to values that cross, so that no other tensor gets the same id.
         self._kept: list[Tensor] = []
         # (id of a value, target stage) -> the value there.
         self._moved: dict[tuple[int, int], Tensor] = {}
@@ -174,7 +176,7 @@ class StageForward(AbstractInterpreter):
             # Without a value to send, a pass goes to its end: the last stage has the loss.
             self._sends = known.sends if known is not None and known.sends else None
             found = model(*inputs)
-            self._known.passes[key] = Full(len(self.sent), _new_calls(calls))
+            self._known.passes[key] = CompletedPass(len(self.sent), _new_calls(calls))
             return found
         except _Done:
             return None
@@ -187,7 +189,11 @@ class StageForward(AbstractInterpreter):
         mark = getattr(x, "interpreter", None)
         if type(mark) is RemoteValue:
             return mark.stage
-        return self.stage if id(x) in self._own else EVERYWHERE
+        return self.stage if self._own.get(id(x)) is x else EVERYWHERE
+
+    @property
+    def is_elsewhere(self) -> bool:  # type: ignore[override]
+        return self._around != EVERYWHERE
 
     # --- ops and children -----------------------------------------------------------------------------
 
@@ -223,7 +229,7 @@ class StageForward(AbstractInterpreter):
     def note_detached(self, x: Tensor, detached: Tensor) -> None:
         if type(x.interpreter) is RemoteValue:
             detached.interpreter = x.interpreter
-        elif id(x) in self._own:
+        elif self._own.get(id(x)) is x:
             self._mark_own(detached)
 
     def next_stage(self, module: Any) -> int:
@@ -283,8 +289,7 @@ class StageForward(AbstractInterpreter):
 
     def _mark_own(self, x: Any) -> Any:
         if isinstance(x, Tensor):
-            self._own.add(id(x))
-            self._kept.append(x)
+            self._own[id(x)] = x
         return x
 
     # --- values that cross ----------------------------------------------------------------------------
@@ -312,7 +317,7 @@ class StageForward(AbstractInterpreter):
             if target == self.stage:
                 leaf = self._messages.receive(stage_value, x)
                 self.received.append((stage_value, leaf))
-                # With a tape node, so that a child may write `x += 1`.
+                # With a graph node, so that a child may write `x += 1`.
                 self._moved[key] = self._mark_own(relabelled(leaf, None, None))
             elif source == self.stage:
                 whole = x if x.placement is None else self._own_result(Tensor.full_tensor, [x], {})

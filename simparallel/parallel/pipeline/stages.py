@@ -118,7 +118,7 @@ def traced(
     for name in parts_of(model) if parts is None else parts:
         names.setdefault(model.get_submodule(name), []).append(name)
     trace = _Trace(names)
-    # On the tape, which leads from values to their parameters.
+    # With gradients enabled: the graph leads from values to their parameters.
     with trace.switch.installed(), enable_grad():
         trace.run_model(run)
     unused = [name for each in names.values() for name in each if name not in trace.order]
@@ -182,8 +182,8 @@ def balanced(
         )
     if len(names) < count:
         raise InputError(
-            f"Pipeline: a model of {format_number_of(len(names), 'part')} for {format_number_of(count, 'stage')}. Take "
-            "fewer ranks or chunks, or a model of smaller parts."
+            f"Pipeline: a model of {format_number_of(len(names), 'part')} cannot be cut into {count} stages. Use fewer "
+            "ranks or chunks, or a model of smaller parts."
         )
     sums = list(accumulate(costs.values(), initial=0.0))
     starts = [] if counts is None else list(accumulate(counts, initial=0))
@@ -212,7 +212,7 @@ def balanced(
     if largest == inf:
         raise InputError(
             f"Pipeline: no {format_number_of(count, 'stage')} fit into memory_limit, with their weights, gradients and "
-            "activations. Take more ranks, more or smaller micro-batches, or a schedule with fewer live ones."
+            "activations. Use more ranks, more or smaller micro-batches, or a schedule with fewer live ones."
         )
     return tuple(tuple(names[a:b]) for a, b in pairwise((*found, len(names))))
 
@@ -278,15 +278,15 @@ def checked(model: Module, stages: Sequence[Sequence[str]], count: int) -> Stage
     names = [name for stage in found for name in stage]
     children = [name for name in names if isinstance(find(model, name), Module)]
     for i, name in enumerate(names):
-        told = ""
+        problem = ""
         if find(model, name) is None:
-            told = f"the model has no child or parameter of this name; its parts are {', '.join(parts_of(model))}"
+            problem = f"the model has no child or parameter of this name; its parts are {', '.join(parts_of(model))}"
         elif name in names[:i] and name in children:
-            told = "a child is in one stage"
+            problem = "a child may be in only one stage"
         elif name in children and any(o != name and (not o or name.startswith(f"{o}.")) for o in children):
-            told = "it is inside of another child that is named"
-        if told:
-            raise InputError(f"Pipeline: stages name {name!r}: {told}.")
+            problem = "it is inside another named child"
+        if problem:
+            raise InputError(f"Pipeline: stages name {name!r}: {problem}.")
     known = owners(model, found)
     for name, parameter in model.named_parameters():
         if id(parameter) not in known:

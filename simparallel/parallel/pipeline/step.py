@@ -17,6 +17,8 @@ from simparallel.autograd import Tensor, no_grad, run_backward
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, has_data, random_state
 from simparallel.base.units import format_type_of
+from simparallel.clock.memory import GRADIENTS
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import Work
 from simparallel.errors import InputError, ShapeError
 from simparallel.parallel.operator.interpreter import running_on
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 FORWARDS, BACKWARDS = 0, 1
 # Tags name the last so many calls of a pipeline, and so many pipelines.
 CALLS, PIPELINES = 1 << 16, 1 << 8
-_WORDS = {
+_KIND_NAMES = {
     FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "input gradient", WEIGHT_GRADIENT: "weight gradients"
 }  # fmt: skip
 
@@ -90,13 +92,13 @@ class PipelineStep:
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed(), running_on(self._pipeline._mates):
+        with self._pipeline._switch.installed(), running_on(self._pipeline._stage_ranks):
             for cell in self._pipeline._cells:
                 for action in cell:
                     try:
                         act[action.kind](action)
                     except BaseException as error:
-                        error.add_note(self._place(action, str(error)))
+                        error.add_note(self._describe_place(action, str(error)))
                         raise
         self.end_masks()
         for work in self._works:
@@ -105,22 +107,22 @@ class PipelineStep:
         self._pipeline.losses = [as_tensor(loss) for _, loss in sorted(self._losses, key=itemgetter(0))]
         with no_grad():
             # The ranks of a stage have the same loss.
-            return as_tensor(collectives.all_reduce(self._loss) / len(self._pipeline._mates))
+            return as_tensor(collectives.all_reduce(self._loss) / len(self._pipeline._stage_ranks))
 
-    def _place(self, action: Action, text: str) -> str:
+    def _describe_place(self, action: Action, text: str) -> str:
         """Return the place of an error in the pipeline, and the values that its message names only by tag."""
         names = ", ".join(self._pipeline.stages[action.stage % self._length])
-        told = f"In the pipeline: {action}, {_WORDS[action.kind]} of micro-batch {action.microbatch} in stage "
-        told += f"{action.stage} ({names}), rank {self._ranks[self._rank]}."
+        note = f"In the pipeline: {action}, {_KIND_NAMES[action.kind]} of micro-batch {action.microbatch} in stage "
+        note += f"{action.stage} ({names}), rank {self._ranks[self._rank]}."
         for tag in dict.fromkeys(map(int, re.findall(r"\btag[= ](\d+)", text))):
             direction, (source, target, number), m, call = self._of_tag(tag)
             value = f"value {number} of stage {source} for stage {target}, micro-batch {m}"
-            told += f" Tag {tag} is {'the gradient of ' * (direction == BACKWARDS)}{value}"
+            note += f" Tag {tag} is {'the gradient of ' * (direction == BACKWARDS)}{value}"
             if call != self._call:
-                told += f", of call {call // PIPELINES} of pipeline {call % PIPELINES}; this is call "
-                told += f"{self._call // PIPELINES} of pipeline {self._call % PIPELINES}"
-            told += "."
-        return told
+                note += f", of call {call // PIPELINES} of pipeline {call % PIPELINES}; this is call "
+                note += f"{self._call // PIPELINES} of pipeline {self._call % PIPELINES}"
+            note += "."
+        return note
 
     def _sum_shared(self) -> None:
         """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
@@ -188,10 +190,10 @@ class PipelineStep:
         end = self._length - 1
         source = forward.stage_of(loss)
         if not isinstance(loss, Tensor) or source != end or loss.shape:
-            told = f" of shape {loss.shape} from stage {source}" if isinstance(loss, Tensor) else ""
+            where = f" of shape {loss.shape} from stage {source}" if isinstance(loss, Tensor) else ""
             raise InputError(
-                f"Pipeline: loss_fn gave {format_type_of(loss)}{told}; a Tensor of shape () from stage {end}, the last "
-                "one, is needed."
+                f"Pipeline: loss_fn returned {format_type_of(loss)}{where}, expected a Tensor of shape () from stage "
+                f"{end}, the last one."
             )
 
     def _backward(self, action: Action) -> None:
@@ -252,7 +254,8 @@ class PipelineStep:
             _add(leaf, gradient)
         # Gradients of earlier steps have been summed over the owners already.
         elif (sum_so_far := self._shared[id(leaf)]) is None:
-            self._shared[id(leaf)] = gradient.copy()
+            observer_of(leaf._device).memory.hold(gradient, GRADIENTS)
+            self._shared[id(leaf)] = gradient
         else:
             sum_so_far += gradient
 
@@ -279,7 +282,7 @@ class PipelineStep:
         weights = [float(pipeline._weight_fn(as_tensor(self._labels.data[first:last]))) for first, last in spans]
         total = np.asarray(sum(weights), np.float64)
         if pipeline.replicas > 1:
-            total = pipeline._communicator.all_reduce(total) / len(pipeline.ranks) / len(pipeline._mates)
+            total = pipeline._communicator.all_reduce(total) / len(pipeline.ranks) / len(pipeline._stage_ranks)
         if not 0 < total.item() < np.inf:
             raise InputError(
                 f"Pipeline.step: the weights of all micro-batches add up to {total.item()}, so their losses have no "
@@ -298,12 +301,12 @@ class PipelineStep:
             self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, stage_value, m)))
 
     def receive(self, direction: int, stage_value: StageValue, m: int, like: Tensor) -> Array:
-        """Return what another stage sends. A message with another shape or dtype is refused."""
+        """Return the value that another stage sends. Errors as `recv`: another shape or dtype."""
         rank = self._schedule.rank_of(stage_value.source if direction == FORWARDS else stage_value.target)
         if rank == self._rank:
             return self._local.pop((direction, stage_value, m))
-        room = self._xp.empty(like.shape, like.dtype)
-        return collectives.recv(room, self._ranks[rank], self._tag(direction, stage_value, m))
+        buffer = self._xp.empty(like.shape, like.dtype)
+        return collectives.recv(buffer, self._ranks[rank], self._tag(direction, stage_value, m))
 
     def _tag(self, direction: int, stage_value: StageValue, m: int) -> int:
         source, target, number = stage_value
@@ -370,7 +373,7 @@ def _samples(tensors: Sequence[Tensor], count: int) -> int:
 
 def _add(leaf: Tensor, gradient: Array) -> None:
     if leaf.grad is None:
-        leaf.grad = leaf._gradient(gradient.copy())
+        leaf.grad = leaf._gradient(gradient)
     else:
         leaf.grad.data += gradient
 

@@ -147,7 +147,7 @@ class ScheduleGraph(TaskGraph):
 
     @cached_property
     def times(self) -> Times:
-        """Start and end of every task. Raises ScheduleError: the ranks wait for each other."""
+        """Start and end of every task. Raises ScheduleError: the ranks deadlock."""
         return solve(self)
 
     @cached_property
@@ -180,7 +180,7 @@ class ScheduleGraph(TaskGraph):
             )
             for one, other in waits
         ]
-        return self._error(f"the ranks wait for each other: {'; '.join(texts)}. Move one of these cells", waits[0][0])
+        return self._error(f"deadlock: {'; '.join(texts)}. Move one of these cells", waits[0][0])
 
     def _text(self, one: CellTask, action: Action, needed: Action) -> str:
         return f"rank {one.rank}, cell {one.cell}: {action} waits for {needed}"

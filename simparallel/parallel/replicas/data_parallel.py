@@ -105,8 +105,8 @@ class DataParallel(Module):
     ) -> list[Any]:
         """Return the replicas' outputs."""
         parts = _parts([next(iter(_tensors(given)), None) for given in zip(inputs, kwargs, strict=True)], self.dim)
-        sharing = [_Sharing(replica, part) for replica, part in zip(replicas, parts, strict=True)]
-        return parallel_apply(sharing, inputs, kwargs, self.device_ids[: len(replicas)])
+        with_parts = [_ReplicaWithPart(replica, part) for replica, part in zip(replicas, parts, strict=True)]
+        return parallel_apply(with_parts, inputs, kwargs, self.device_ids[: len(replicas)])
 
     def gather(self, outputs: Sequence[Any], output_device: Any) -> Any:
         """Join the replicas' outputs into one."""
@@ -116,7 +116,7 @@ class DataParallel(Module):
         return f"device_ids=[{', '.join(self.device_ids)}], output_device={self.output_device}, dim={self.dim}"
 
 
-class _Sharing:
+class _ReplicaWithPart:
     """A replica that knows its part of the batch, which its random masks depend on."""
 
     def __init__(self, replica: Any, part: Part) -> None:

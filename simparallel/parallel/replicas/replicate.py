@@ -27,14 +27,14 @@ from simparallel.parallel.replicas.scatter_gather import _tensors
 def replicate(network: Module, devices: Sequence[Any], detach: bool = False) -> list[Module]:
     """Copy `network` to each device; the first device has to hold its parameters.
 
-    The parameters are copied on the tape: backward adds the gradients of all replicas on the first device. Parameters
+    The copies are differentiable: backward adds the gradients of all replicas on the first device. Parameters
     of one dtype are copied as one flat tensor. The first replica holds the original parameters and buffers, so its
     writes to a buffer stay; writes of the other replicas are lost.
 
     Args:
         network: a Module. The replicas share its other attributes.
         devices: "sim:k", or k.
-        detach: copy without the tape.
+        detach: the copies get no gradients.
 
     Returns:
         One Module per device.
@@ -96,7 +96,7 @@ def _filled(modules: list[Module], tensors: dict[int, Tensor]) -> Module:
 
 
 def _parts(flat: Tensor, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Return views of `flat` in the shapes of `tensors`, one after another, each with a tape node."""
+    """Return views of `flat` in the shapes of `tensors`, one after another, each with a graph node."""
     parts: dict[int, Tensor] = {}
     start = 0
     for key, x in tensors.items():
@@ -120,7 +120,7 @@ def parallel_apply(
 ) -> list[Any]:
     """Call `modules[k](*inputs[k], **kwargs_tup[k])` for every k, each in its own thread.
 
-    A thread inherits the caller's rank, tape mode and random state; new tensors are created on its device. Afterwards
+    A thread inherits the caller's rank, grad mode and random state; new tensors are created on its device. Afterwards
     the caller's random state continues from that of the first thread. Only the caller may call collectives.
 
     Args:
@@ -150,21 +150,21 @@ def parallel_apply(
         else [Device(device) for device in devices]
     )
     # Takes the caller's state now, before the threads start.
-    team = _Team(places)
+    state = _InheritedState(places)
     results: list[Any] = [None] * num
     errors: list[BaseException | None] = [None] * num
 
-    def play(k: int) -> None:
+    def call(k: int) -> None:
         try:
-            with team.member(k):
+            with state.of_thread(k):
                 results[k] = modules[k](*arguments[k], **named[k])
         # Any exception, KeyboardInterrupt included, is raised again in the caller's thread.
         except BaseException as error:
             errors[k] = error
 
     # A new thread starts with empty context variables: run it in a copy of the caller's.
-    threads = [threading.Thread(target=copy_context().run, args=(play, k), name=f"replica {k}") for k in range(num)]
-    with team:
+    threads = [threading.Thread(target=copy_context().run, args=(call, k), name=f"replica {k}") for k in range(num)]
+    with state:
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -180,7 +180,7 @@ def _place(value: Any) -> Device:
     return next((x.device for x in _tensors(value) if isinstance(x, Tensor)), current_device())
 
 
-class _Team:
+class _InheritedState:
     """The thread-local state that replica threads inherit from the caller, and the state that the caller takes back."""
 
     def __init__(self, places: Sequence[Device]) -> None:
@@ -196,8 +196,8 @@ class _Team:
         self._stack = ExitStack()
 
     @contextmanager
-    def member(self, k: int) -> Iterator[None]:
-        """Make the calling thread member k inside the block."""
+    def of_thread(self, k: int) -> Iterator[None]:
+        """Give the calling thread, number k, this state inside the block."""
         grad_mode.enabled, grad_mode.recomputing = self._grad_mode
         grad_mode.numbers = self._numbers[k]
         random_state.restore(self._drawn)

@@ -32,17 +32,17 @@ def scatter(inputs: Any, target_devices: Sequence[Any], dim: int = 0) -> list[An
     Raises:
         ShapeError: a Tensor without that dim, or Tensors that give different numbers of parts.
 
-    Cost: the bytes of all parts that are not on their device already. It is on the tape: backward copies the gradients
+    Cost: the bytes of all parts that are not on their device already. Differentiable: backward copies the gradients
     back.
     """
     devices = [Device(device) for device in target_devices]
     # Number of parts -> one of the tensors that give it.
     counts = {_num_parts(x, len(devices), dim): x for x in _tensors(inputs)}
     if len(counts) > 1:
-        told = ", ".join(f"shape {x.shape} makes {count}" for count, x in counts.items())
+        counted = ", ".join(f"shape {x.shape} makes {count}" for count, x in counts.items())
         raise ShapeError(
             f"scatter: along dim {dim} over {len(devices)} devices the tensors give different numbers of parts: "
-            f"{told}. Give all the same number of samples; data that every device needs whole is not an input (a "
+            f"{counted}. Give all the same number of samples; data that every device needs whole is not an input (a "
             "buffer)."
         )
     # Without tensors, every device gets the same arguments.
@@ -105,7 +105,7 @@ def gather(outputs: Sequence[Any], target_device: Any, dim: int = 0) -> Any:
     Raises:
         InputError: no entries, entries that differ in kind, keys or length, or other types in them.
 
-    Cost: the bytes that are not on the target device already. It is on the tape: backward cuts the gradient and copies
+    Cost: the bytes that are not on the target device already. Differentiable: backward cuts the gradient and copies
     the parts back.
     """
     if not outputs:
@@ -119,7 +119,7 @@ def _gathered(outputs: list[Any], target: Device, dim: int) -> Any:
         return None
     if isinstance(first, Tensor) or is_array(first):
         if not all(isinstance(output, Tensor) or is_array(output) for output in outputs):
-            raise _differ(outputs)
+            raise _mismatch(outputs)
         return _joined([x if isinstance(x, Tensor) else Tensor(x) for x in outputs], target, dim)
     if not isinstance(first, (dict, tuple, list)):
         raise InputError(
@@ -127,10 +127,10 @@ def _gathered(outputs: list[Any], target: Device, dim: int) -> Any:
             "and dicts of them can be joined."
         )
     if any(type(output) is not type(first) or len(output) != len(first) for output in outputs):
-        raise _differ(outputs)
+        raise _mismatch(outputs)
     if isinstance(first, dict):
         if any(set(output) != set(first) for output in outputs):
-            raise _differ(outputs)
+            raise _mismatch(outputs)
         return type(first)((key, _gathered([o[key] for o in outputs], target, dim)) for key in first)
     return _like(first, [_gathered(list(items), target, dim) for items in zip(*outputs, strict=True)])
 
@@ -146,10 +146,10 @@ def _joined(parts: list[Tensor], target: Device, dim: int) -> Tensor:
     return functions.concat(parts, dim) if len(parts) > 1 else parts[0]
 
 
-def _differ(outputs: list[Any]) -> InputError:
-    def told(value: Any) -> str:
+def _mismatch(outputs: list[Any]) -> InputError:
+    def describe(value: Any) -> str:
         size = f" of {sorted(value, key=str)}" if isinstance(value, dict) else ""
         return f"{type(value).__name__}{size or (f' of {len(value)}' if isinstance(value, (tuple, list)) else '')}"
 
-    kinds = ", ".join(map(told, outputs))
-    return InputError(f"gather: the devices returned different things: {kinds}.")
+    kinds = ", ".join(map(describe, outputs))
+    return InputError(f"gather: the outputs of the devices differ in structure: {kinds}.")

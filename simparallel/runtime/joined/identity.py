@@ -50,7 +50,7 @@ class RankIdentity:
         given: the variables that were read.
         command: command line that starts a node's ranks, with "{node}" for its number; "" without a launcher.
         notes: irregularities that were tolerated, for the user.
-        told_by: the variables that say so, for the user.
+        source: the variables that this was read from, for the user.
         is_mpi: whether a launcher started the ranks that MPI can connect.
         is_here: False if the variables say that some ranks are on other machines.
     """
@@ -65,7 +65,7 @@ class RankIdentity:
     given: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     command: str = ""
-    told_by: str = "RANK_TABLE_FILE"
+    source: str = "RANK_TABLE_FILE"
     is_mpi: bool = False
     is_here: bool = True
 
@@ -112,8 +112,8 @@ class RankIdentity:
     @property
     def per_node(self) -> int:
         """Number of ranks on each node, assuming equally many."""
-        told = self.given.get("LOCAL_WORLD_SIZE") or self.given.get("DEVICE_NUM") or str(self.world_size)
-        return max(1, int(told))
+        size = self.given.get("LOCAL_WORLD_SIZE") or self.given.get("DEVICE_NUM") or str(self.world_size)
+        return max(1, int(size))
 
 
 def identify(environment: Mapping[str, str]) -> RankIdentity:
@@ -143,20 +143,20 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
         return RankIdentity(
             place, table.world_size, node, table.device_ids[place], port, table, job, given, (*notes, *table.warnings)
         )
-    told = _agreed([_told_by(one, numbers) for one in LAUNCHERS if given.keys() & {*one.rank, *one.size}])
-    first = told[0]
-    is_mpi = any(one.launcher.is_mpi for one in told)
+    claims = _agreed([_claim_of(one, numbers) for one in LAUNCHERS if given.keys() & {*one.rank, *one.size}])
+    first = claims[0]
+    is_mpi = any(one.launcher.is_mpi for one in claims)
     if not is_mpi:
         check_address(given.get("MASTER_ADDR", MASTER_ADDR))
     job += tuple(environment[name] for name in first.launcher.job if environment.get(name))
     node = _node(numbers, first.rank) if first.launcher is TORCHRUN else 0
     return RankIdentity(
-        first.rank, first.size, node, numbers.get("DEVICE_ID"), port, None, job, given, told_by=str(first),
-        is_mpi=is_mpi, is_here=all(one.is_here for one in told),
+        first.rank, first.size, node, numbers.get("DEVICE_ID"), port, None, job, given, source=str(first),
+        is_mpi=is_mpi, is_here=all(one.is_here for one in claims),
     )  # fmt: skip
 
 
-class _Told(NamedTuple):
+class _LauncherClaim(NamedTuple):
     """What the variables of one launcher say; a size of 0 is not known.
 
     Attributes:
@@ -177,7 +177,7 @@ class _Told(NamedTuple):
         return f"{' and '.join(filter(None, (self.rank_name, self.size_name)))} ({name})"
 
 
-def _told_by(launcher: LauncherNames, numbers: Mapping[str, int]) -> _Told:
+def _claim_of(launcher: LauncherNames, numbers: Mapping[str, int]) -> _LauncherClaim:
     """Return what the variables of a launcher say.
 
     Raises:
@@ -201,19 +201,19 @@ def _told_by(launcher: LauncherNames, numbers: Mapping[str, int]) -> _Told:
             raise LaunchError(f"init: {name}={number}, but {limit_name}={limit}: {name} is at most {limit - below}.")
     is_here = nodes[1] in (None, 1) and per_node[1] in (None, size[1])
     is_one_per_node = size[1] == 1 or per_node[1] == 1 or nodes[1] == size[1]
-    return _Told(launcher, rank[0], rank[1] or 0, size[0], size[1] or 0, is_here, is_one_per_node)
+    return _LauncherClaim(launcher, rank[0], rank[1] or 0, size[0], size[1] or 0, is_here, is_one_per_node)
 
 
-def _agreed(told: list[_Told]) -> list[_Told]:
-    """Return what the launchers say that describe the ranks themselves, the first that counts first.
+def _agreed(claims: list[_LauncherClaim]) -> list[_LauncherClaim]:
+    """Return the claims of the launchers that started the ranks themselves, that with precedence first.
 
     Raises:
         LaunchError: two of them contradict each other.
     """
-    largest = max(one.size for one in told)
+    largest = max(one.size for one in claims)
     # mpirun starts a daemon on each node through srun, and a job may have an agent of torchrun on each: ranks inherit
     # the variables that these were given.
-    first, *rest = [one for one in told if not (one.is_one_per_node and one.size < largest)]
+    first, *rest = [one for one in claims if not (one.is_one_per_node and one.size < largest)]
     found = [first]
     for other in rest:
         if (other.rank, other.size) == (first.rank, first.size):
@@ -239,8 +239,8 @@ def _same(numbers: Mapping[str, int], names: Sequence[str]) -> tuple[str, int | 
     """Return the first of some synonyms that is set, and its value; ("", None) if none is set."""
     found = {name: numbers[name] for name in names if name in numbers}
     if len(set(found.values())) > 1:
-        told = " and ".join(f"{name}={number}" for name, number in found.items())
-        raise LaunchError(f"init: {told} contradict each other; unset one of them.")
+        pairs = " and ".join(f"{name}={number}" for name, number in found.items())
+        raise LaunchError(f"init: {pairs} contradict each other; unset one of them.")
     return next(iter(found.items()), ("", None))
 
 
@@ -279,7 +279,7 @@ def _place_in(table: RankTable, numbers: Mapping[str, int]) -> tuple[int, int]:
                 f"0 … {len(table.servers) - 1}."
             )
     (_, rank), device_id = _same(numbers, TORCHRUN.rank), numbers.get("DEVICE_ID")
-    told = ", ".join(
+    given = ", ".join(
         f"{name}={numbers[name]}" for name in ("RANK", "RANK_ID", "DEVICE_ID", "SERVER_ID") if name in numbers
     )
     if rank is None and device_id is None:
@@ -295,11 +295,11 @@ def _place_in(table: RankTable, numbers: Mapping[str, int]) -> tuple[int, int]:
         if rank in (None, device.rank_id) and device_id in (None, device.device_id)
     ]
     if not places:
-        raise LaunchError(f"init: {table.path} has no device with {told}. {table.describe().partition(': ')[2]}")
+        raise LaunchError(f"init: {table.path} has no device with {given}. {table.describe().partition(': ')[2]}")
     if len(places) > 1:
         ranks = ", ".join(str(rank) for rank, _ in places)
         raise LaunchError(
-            f"init: {told} may be rank {ranks} of {table.path}, which has {len(table.servers)} servers: set RANK_ID, "
+            f"init: {given} may be rank {ranks} of {table.path}, which has {len(table.servers)} servers: set RANK_ID, "
             "or SERVER_ID, the number of the server."
         )
     return places[0]

@@ -48,8 +48,8 @@ _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _INFO_EXIT = 1 << 3
 
 
-class Ends:
-    """Publisher of the exit codes of processes that ended without publishing a state; elsewhere the task of a host.
+class ExitCodes:
+    """Publisher of the exit codes of processes that ended without publishing a state; elsewhere the host does this.
 
     Several ranks may write the same exit code, but they all have it from the kernel, so the values agree.
     """
@@ -61,8 +61,8 @@ class Ends:
         for fd in self._rank_of:
             self._poll.register(fd, select.POLLIN)
 
-    def note(self) -> None:
-        """Check now, without waiting."""
+    def publish(self) -> None:
+        """Publish those of processes that have ended by now, without waiting."""
         words, control = self._segment.words, self._segment.map
         for fd, _ in self._poll.poll(0):
             rank = self._rank_of[fd]
@@ -97,17 +97,17 @@ class JoinedTransport(ShmTransport):
     def __init__(self, meeting: Meeting, rank: int, timeout_s: float, **settings: Any) -> None:
         super().__init__(meeting.segment, rank, timeout_s, **settings)
         self.meeting = meeting
-        self._ends = Ends(meeting)
+        self._exit_codes = ExitCodes(meeting)
         self.has_raised = False
 
     def start(self) -> None:
         super().start()
         # Only the main thread may set signal handlers.
         if threading.current_thread() is threading.main_thread():
-            _FailureWatch(self, Ends(self.meeting))
+            _FailureWatch(self, ExitCodes(self.meeting))
 
     def check_health(self, needed: Condition, describe: Callable[[], str]) -> None:
-        self._ends.note()
+        self._exit_codes.publish()
         super().check_health(needed, describe)
 
     def _check(self, needed: Condition, describe: Callable[[], str], since: float) -> None:
@@ -158,9 +158,9 @@ class _FailureWatch:
     previous handler.
     """
 
-    def __init__(self, transport: JoinedTransport, ends: Ends) -> None:
+    def __init__(self, transport: JoinedTransport, exit_codes: ExitCodes) -> None:
         self._transport = transport
-        self._ends = ends
+        self._exit_codes = exit_codes
         self._pid = os.getpid()
         self._error: CommError | None = None
         self._before = signal.signal(signal.SIGINT, self._interrupt)
@@ -183,7 +183,7 @@ class _FailureWatch:
                 return
 
     def _failure(self) -> CommError | None:
-        self._ends.note()
+        self._exit_codes.publish()
         try:
             AbstractTransport.check_health(self._transport, Condition((), (), 0), _own_code)
         except CommError as error:
@@ -284,7 +284,7 @@ def join(timeout_s: float | None, start_timeout_s: float | None) -> bool:
             size = identity.world_size
             started = f"{size} processes, some of them on other machines" if size else "this process"
             raise LaunchError(
-                f"init: another launcher started {started}, by {identity.told_by}, but {place}. To run all ranks on "
+                f"init: another launcher started {started}, by {identity.source}, but {place}. To run all ranks on "
                 f"this machine: simparallel run -n {size or 'N'} SCRIPT"
             )
         place = _here(identity, limit_s, start_timeout_s, f", as {place}")
@@ -338,7 +338,7 @@ def _over_mpi(identity: RankIdentity, timeout_s: float) -> Connection | str | No
         return f"{reason}given --mpi=pmix" if identity.world_size else None
     if identity.world_size not in (0, everyone.size):
         raise LaunchError(
-            f"init: {identity.world_size} processes are to be one job by {identity.told_by}, but MPI knows of "
+            f"init: {identity.world_size} processes are to be one job by {identity.source}, but MPI knows of "
             f"{everyone.size}. Start the ranks by one launcher, or unset the variables of the other one."
         )
     nodes = mpi.nodes_of(everyone)
@@ -351,7 +351,7 @@ def _over_mpi(identity: RankIdentity, timeout_s: float) -> Connection | str | No
 
 def _tell_place(identity: RankIdentity, where: str) -> None:
     if identity.rank == 0:
-        tell(f"rank 0 of {identity.world_size} by {identity.told_by}; the ranks meet {where}")
+        tell(f"rank 0 of {identity.world_size} by {identity.source}; the ranks meet {where}")
 
 
 def settle(identity: RankIdentity, rank: int, nodes: Sequence[Sequence[int]], device_ids: Sequence[int] = ()) -> None:

@@ -347,8 +347,8 @@ def _follow(identity: RankIdentity, hello: Hello, folder: Folder, deadline: floa
         if answer is None:
             return None
         leader = f"rank {answer['leader']} (pid {pid}), which gathers the ranks,"
-        told, fds = _next(connection, identity, deadline, leader)
-        if told is None:
+        meeting, fds = _next(connection, identity, deadline, leader)
+        if meeting is None:
             raise LaunchError(
                 f"rank {identity.rank}: {leader} ended before all ranks of {identity.where()} had come; its own output "
                 "says why.",
@@ -366,7 +366,7 @@ def _follow(identity: RankIdentity, hello: Hello, folder: Folder, deadline: floa
         except BaseException:
             close_all(lives.values())
             raise
-        return Meeting(segment, lives, told["nodes"], told["device_ids"])
+        return Meeting(segment, lives, meeting["nodes"], meeting["device_ids"])
 
 
 def _next(

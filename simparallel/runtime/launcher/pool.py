@@ -131,13 +131,13 @@ class Pool:
         self.owner = os.getpid()
         self._start_timeout_s = start_timeout_s
         environment = dict(environment or {})
-        told = {
+        facts = {
             "nodes": [list(node) for node in nodes], "device_ids": list(device_ids), "environment": environment,
             "blas_threads": blas_threads or default_threads(self.world_size, {**os.environ, **environment}),
         }  # fmt: skip
         try:
             with _standard_streams_taken():
-                self._start(LogFiles(log_dir, nodes, links, files), arena_bytes, told)
+                self._start(LogFiles(log_dir, nodes, links, files), arena_bytes, facts)
         except OSError as error:
             way_out = " Use fewer ranks, or raise the limit (ulimit -n, -u)." * (error.errno in _SCARCE)
             raise LaunchError(f"the device processes did not start: {error}.{way_out}") from error
@@ -148,7 +148,7 @@ class Pool:
             self.close()
             raise
 
-    def _start(self, logs: LogFiles, arena_bytes: int, told: dict[str, Any]) -> None:
+    def _start(self, logs: LogFiles, arena_bytes: int, facts: dict[str, Any]) -> None:
         # `undo`: released if a later step fails. `theirs`: the child's ends, closed here in any case.
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             self.logs = logs
@@ -180,7 +180,7 @@ class Pool:
                 "start_method": start_method(),
                 "world_size": self.world_size,
                 "path": _module_path(),
-                **told,
+                **facts,
             }
             config = json.dumps({"wiring": wiring, "launcher_pid": os.getpid()}).encode()
             config_fd = open_unnamed(len(config), len(config))
@@ -296,8 +296,8 @@ class Pool:
             run.collect()
         except KeyboardInterrupt as error:
             run.interrupt()
-            if told := where_stopped({outcome.rank: outcome.report for outcome in run.outcomes}):
-                error.add_note(told)
+            if places := where_stopped({outcome.rank: outcome.report for outcome in run.outcomes}):
+                error.add_note(places)
             raise
         finally:
             # A rank that has not answered is in an unknown state.
@@ -384,7 +384,7 @@ def _close(
     try:
         if os.getpid() == owner:
             for connection in (*connections, control):
-                _hang_up(connection)
+                _shut_down(connection)
             _end_host(host)
     finally:
         for connection in (*connections, control):
@@ -394,7 +394,7 @@ def _close(
         segment.close_fd()
 
 
-def _hang_up(connection: Connection) -> None:
+def _shut_down(connection: Connection) -> None:
     """Send end of file to the other side, even if a forked process holds a copy of our end. Never blocks."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)

@@ -26,7 +26,7 @@ POLL_S = 0.02
 # Time between checks for ranks that a signal has stopped.
 LOOK_S = 1.0
 # Escalation after the first failure or Ctrl-C: (seconds later, signal for ranks that have not answered).
-LADDER = ((0.5, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, KILL))
+ESCALATION = ((0.5, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, KILL))
 Note = Callable[[dict[str, Any]], None]
 
 
@@ -54,8 +54,8 @@ class Run:
         self.dead: set[int] = set()
         self.outcomes = [Outcome(rank) for rank in range(pool.world_size)]
         self._first_failure_at: float | None = None
-        # Number of steps of LADDER taken, and the signals sent.
-        self._asked = 0
+        # Number of steps of ESCALATION taken, and the signals sent.
+        self._escalated = 0
         self._sent: set[int] = set()
         self._reading = False
         # By rank: seconds since a check found it stopped.
@@ -69,7 +69,7 @@ class Run:
         """Wait until every rank has answered or died."""
         while self.waiting:
             self._step(POLL_S)
-            self._hurry()
+            self._escalate()
             self.look()
 
     def look(self) -> None:
@@ -79,7 +79,7 @@ class Run:
         """
         now = time.monotonic()
         passed = now - self._looked_at
-        # After a failure `_hurry` stops all ranks anyway.
+        # After a failure `_escalate` stops all ranks anyway.
         if passed < LOOK_S or self._first_failure_at is not None:
             return
         self._looked_at = now
@@ -98,7 +98,7 @@ class Run:
             if connection is self.pool.control:
                 # Check again: `_lost` may have read the message in the meantime.
                 if self.pool.control.poll(0):
-                    self._note_death()
+                    self._receive_death()
             elif connection in self.waiting:
                 self._receive(connection)
         self.tail.show()
@@ -134,8 +134,8 @@ class Run:
             # A user's object may fail in any way.
             outcome.report = failure_report(
                 LaunchError(
-                    f"rank {rank}: its result arrived, but cannot be unpickled: {type(error).__name__}: {error}. "
-                    "Return arrays, numbers, strings, and lists or dicts of them."
+                    f"rank {rank}: its result arrived, but cannot be unpickled: {type(error).__name__}: "
+                    f"{str(error).rstrip('.')}. Return arrays, numbers, strings, and lists or dicts of them."
                 )
             )
             outcome.report["pid"] = self.pool.pids[rank]
@@ -149,24 +149,24 @@ class Run:
         deadline = time.monotonic() + 1.0
         while rank not in self.dead and time.monotonic() < deadline:
             if self.pool.control.poll(0.05):
-                self._note_death()
+                self._receive_death()
         # The host is stopped or too busy: inform the other ranks from here.
         if rank not in self.dead:
             self.pool.segment.words[self.pool.segment.map.lost()] = rank + 1
-            self._bury(rank, None)
+            self._record_death(rank, None)
 
-    def _note_death(self) -> None:
+    def _receive_death(self) -> None:
         try:
-            told = json.loads(self.pool.control.recv_bytes())
+            death = json.loads(self.pool.control.recv_bytes())
         except (EOFError, OSError):
             self.pool.usable = False
             raise LaunchError(
                 "the host process ended, and its devices with it. It may have been killed (out of memory?); "
                 "its last output is in scheduler.log."
             ) from None
-        self._bury(told["rank"], told["exit_code"])
+        self._record_death(death["rank"], death["exit_code"])
 
-    def _bury(self, rank: int, exit_code: int | None) -> None:
+    def _record_death(self, rank: int, exit_code: int | None) -> None:
         self.dead.add(rank)
         connection = self.pool.connections[rank]
         # Messages sent before it died still count.
@@ -186,21 +186,21 @@ class Run:
             self.outcomes[rank].report = report
             self._first_failure_at = self._first_failure_at or time.monotonic()
 
-    def _hurry(self) -> None:
+    def _escalate(self) -> None:
         """Escalate signals after a failure: ranks stop in their next collective by themselves, but may have none."""
         if self._first_failure_at is None or not self.waiting:
             return
         passed = time.monotonic() - self._first_failure_at
-        while self._asked < len(LADDER) and passed > LADDER[self._asked][0]:
+        while self._escalated < len(ESCALATION) and passed > ESCALATION[self._escalated][0]:
             for rank in self.waiting.values():
-                number = LADDER[self._asked][1]
+                number = ESCALATION[self._escalated][1]
                 # A stopped process reacts to SIGKILL alone.
                 if process_state(self.pool.pids[rank]) == "T":
                     number = KILL
                     self._found_stopped.add(rank)
                 self.pool.signal_rank(rank, number)
                 self._sent.add(number)
-            self._asked += 1
+            self._escalated += 1
 
     def interrupt(self) -> None:
         """Stop the run after Ctrl-C: devices raise KeyboardInterrupt, then are ended; a second Ctrl-C kills at once."""
@@ -209,10 +209,10 @@ class Run:
             self.pool.signal_all(KILL)
             return
         words, control = self.pool.segment.words, self.pool.segment.map
-        # The word stops ranks that wait in a collective, the signal all others. SIGINT is the first step of the ladder.
+        # The word stops ranks that wait in a collective, the signal all others. SIGINT is the first step of ESCALATION.
         words[control.abort()] = ABORT_INTERRUPT
         self.pool.signal_all(signal.SIGINT)
-        self._asked = 1
+        self._escalated = 1
         self._sent.add(signal.SIGINT)
         self._first_failure_at = time.monotonic()
         try:

@@ -92,12 +92,12 @@ class ScriptJob:
         self._start({**program, **self._settings})
         outcomes, spec = [Outcome(rank) for rank in range(self._spec.world_size)], self._spec
         for rank in self.ranks:
-            told = self._outcome_file(rank)
-            if not told.exists():
+            file = self._outcome_file(rank)
+            if not file.exists():
                 outcomes[rank].report = self._report_of_missing(rank)
                 continue
-            fields = json.loads(told.read_text())
-            told.unlink()
+            fields = json.loads(file.read_text())
+            file.unlink()
             outcomes[rank] = outcome_of(fields)
             # Over MPI only the ranks know the machines.
             if fields["nodes"]:

@@ -24,7 +24,7 @@ from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
 from simparallel.runtime.joined.identity import JOB_VARIABLES, check_address, check_servers
 from simparallel.runtime.joined.sockets import check_system
-from simparallel.runtime.launcher.run import LADDER, POLL_S
+from simparallel.runtime.launcher.run import ESCALATION, POLL_S
 from simparallel.runtime.launcher.script_job import ScriptJob
 from simparallel.runtime.log_folder import SCHEDULER_LOG, link_logs
 from simparallel.runtime.logs import Tail, console
@@ -86,7 +86,7 @@ class NodeJob(ScriptJob):
             _wait(processes, shown)
         except BaseException:
             # As after Ctrl-C, with time to clean up before harder signals.
-            _wait(processes, shown, failed_at=time.monotonic() - LADDER[0][0])
+            _wait(processes, shown, failed_at=time.monotonic() - ESCALATION[0][0])
             raise
         finally:
             for tail in shown:
@@ -132,8 +132,8 @@ def _wait(
         # As in `Run`: the others stop in their next collective by themselves, but may have none.
         if failed_at is None and any(process.returncode for process in processes.values()):
             failed_at = time.monotonic()
-        while failed_at is not None and asked < len(LADDER):
-            delay_s, number = LADDER[asked]
+        while failed_at is not None and asked < len(ESCALATION):
+            delay_s, number = ESCALATION[asked]
             if time.monotonic() < failed_at + delay_s:
                 break
             for process in running:

@@ -264,7 +264,8 @@ def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
         outcome.report = failure_report(
             LaunchError(
                 f"rank {outcome.rank}: its result, a {type(value).__name__}, cannot be sent back: "
-                f"{type(error).__name__}: {error}. Return arrays, numbers, strings, and lists or dicts of them."
+                f"{type(error).__name__}: {str(error).rstrip('.')}. "
+                "Return arrays, numbers, strings, and lists or dicts of them."
             )
         )
     return pickling.dumps({"kind": "outcome", "outcome": outcome}), packed_value

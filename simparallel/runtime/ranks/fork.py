@@ -40,7 +40,7 @@ class Fork:
     def __init__(self, watch: Callable[[int], None]) -> None:
         self._watch = watch
         # Written by the forked process once it has answered: a newline, and the modules that it has imported.
-        self._told = mmap.mmap(-1, 1 << 16)
+        self._answer = mmap.mmap(-1, 1 << 16)
         self._before: set[str] = set()
 
     def begin(self) -> bool:
@@ -48,7 +48,7 @@ class Fork:
 
         If it ends without an answer, this process ends in the same way, which the host reports.
         """
-        self._told[0] = 0
+        self._answer[0] = 0
         pid = os.getpid()
         with warnings.catch_warnings():
             # The only other thread waits for the end of the launcher or of the host.
@@ -62,19 +62,19 @@ class Fork:
             self._before = set(sys.modules)
             return True
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if not self._told[0]:
+        if not self._answer[0]:
             _end_with(code)
         # The next process has them from the start. Modules of the user are imported with the function that needs them.
-        for name in self._told[1 : self._told.find(b"\0")].decode("utf-8", "replace").split("\n")[:-1]:
+        for name in self._answer[1 : self._answer.find(b"\0")].decode("utf-8", "replace").split("\n")[:-1]:
             with contextlib.suppress(BaseException):
                 import_module(name)
         return False
 
     def has_answered(self) -> None:
-        """Note in the forked process that it has sent its answer."""
+        """Record, in the forked process, that it has answered the launcher, and the modules that it has imported."""
         names = [name for name in sys.modules if name not in self._before and is_of_installed(name)]
-        told = "\n".join(["", *names, "\0"]).encode()[: len(self._told)]
-        self._told[: len(told)] = told
+        data = "\n".join(["", *names, "\0"]).encode()[: len(self._answer)]
+        self._answer[: len(data)] = data
 
 
 def _end_with(code: int) -> None:

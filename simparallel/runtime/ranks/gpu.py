@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from simparallel.arrays.cuda.device import Gpu, gpu_of_rank, use_gpu
+from simparallel.arrays.cuda.ranges import nvtx_of
+from simparallel.arrays.cuda.recorder import GpuRecorder
 from simparallel.backend import Array, is_on_gpu, set_reader_gate
 from simparallel.comm import Communicator
 from simparallel.comm.gpu.calls import GpuCalls
-from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
-from simparallel.gpu.ranges import nvtx_of
-from simparallel.gpu.recorder import GpuRecorder
 
 
 def _home(gpu: Gpu, recorder: GpuRecorder, array: Array, requires_grad: bool) -> Array:
@@ -42,5 +42,5 @@ def on_gpu(communicator: Communicator, recorder: GpuRecorder, memory_bytes: int 
         recorder.start(gpu)
         gpu.memory.account = recorder.memory
         gpu.memory.limit_to(memory_bytes)
-        communicator.gpu = GpuCalls(communicator, gpu)
+        communicator.media[gpu.xp.ndarray] = GpuCalls(communicator, gpu)
         yield gpu

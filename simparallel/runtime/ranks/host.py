@@ -60,8 +60,8 @@ def main(config_fd: int) -> None:
     root.addHandler(log_records.MergedLog(sys.stderr))
     if wiring.start_method == "fork":
         os.close(config_fd)
-        for room in PRELOADED:
-            import_module(room)
+        for module in PRELOADED:
+            import_module(module)
         # Detect the BLAS once here instead of once in every device.
         blas.core()
         _gather_records(root)
@@ -206,7 +206,7 @@ def _watch(devices: list[Device], control: Connection, wiring: Wiring, launcher_
             del alive[rank], deaths[rank]
             segment.words[segment.map.exit_of(rank)] = code if code < 0 else code + 1
             log.info("rank %d (pid %d) ended with %d", rank, device.pid, code)
-            _tell_exit(control, rank, code)
+            _send_exit(control, rank, code)
         if launcher in ready or wiring.life_fd in ready:
             break
         # The launcher sends nothing here, so a readable end means that it has closed its own.
@@ -217,7 +217,7 @@ def _watch(devices: list[Device], control: Connection, wiring: Wiring, launcher_
         device.kill()
 
 
-def _tell_exit(control: Connection, rank: int, code: int) -> None:
+def _send_exit(control: Connection, rank: int, code: int) -> None:
     try:
         control.send_bytes(json.dumps({"rank": rank, "exit_code": code}).encode())
     except OSError:

@@ -18,7 +18,6 @@ from simparallel.comm.fault_spec import Fault
 from simparallel.comm.group import Medium
 from simparallel.comm.memory.segment import DONE
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport
-from simparallel.gpu.recorder import GpuRecorder
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.rank_local import RankLocal, begin_run
 from simparallel.runtime.reports import Outcome, failure_report
@@ -31,14 +30,14 @@ Tell = Callable[[dict[str, Any]], None]
 # Arguments of the EOFError that `input()` raises.
 _END_OF_INPUT = ("EOF when reading a line",)
 # Interval of progress messages: one costs more than a small step, and users do not read faster.
-TELL_EVERY_S = 0.1
+PROGRESS_EVERY_S = 0.1
 
 
-class _Teller(RankLocal):
+class _ToLauncher(RankLocal):
     tell: Tell | None = None
 
 
-_teller = _Teller()
+_to_launcher = _ToLauncher()
 
 
 @dataclass
@@ -101,9 +100,14 @@ def play_rank(
     random_state.seed = settings.seed
     set_float32_matmul_precision(settings.matmul_precision)
     begin_settings()
-    _teller.tell = tell
-    kind, memory_bytes = recorder_type if settings.array == "numpy" else GpuRecorder, settings.memory_bytes
-    recorder = kind(transport.rank, settings.cluster, record=settings.record, memory_bytes=memory_bytes)
+    _to_launcher.tell = tell
+    memory_bytes = settings.memory_bytes
+    on_device: Any = None
+    if settings.array != "numpy":
+        from simparallel.runtime.ranks.gpu import GpuRecorder, on_gpu  # few runs have GPUs
+
+        recorder_type, on_device = GpuRecorder, on_gpu
+    recorder = recorder_type(transport.rank, settings.cluster, record=settings.record, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, settings.algorithm, medium)
     outcome = Outcome(transport.rank)
     gpu = None
@@ -111,10 +115,8 @@ def play_rank(
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, ExitStack() as stack:
         try:
-            if isinstance(recorder, GpuRecorder):
-                from simparallel.runtime.ranks.gpu import on_gpu  # few runs have GPUs
-
-                gpu = stack.enter_context(on_gpu(communicator, recorder, memory_bytes))
+            if on_device is not None:
+                gpu = stack.enter_context(on_device(communicator, recorder, memory_bytes))
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
             finish(communicator)
@@ -124,10 +126,10 @@ def play_rank(
             # Publish the failure at once, so that ranks that wait for this one raise.
             outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
-            if communicator.gpu is not None:
+            for calls in communicator.media.values():
                 # The failure is published already; an error of NCCL's abort adds nothing.
                 with suppress(Exception):
-                    communicator.gpu.abort()
+                    calls.abort()
         outcome.memory = recorder.memory_summary()
         if gpu is not None:
             outcome.memory["measured"] = gpu.memory.summary()
@@ -146,8 +148,8 @@ def finish(communicator: Communicator, last_words: str = "") -> None:
     # A collective that `sys.exit` interrupted raises SystemExit again here.
     with _normal_exit():
         communicator.finish()
-    if communicator.gpu is not None:
-        communicator.gpu.finish()
+    for calls in communicator.media.values():
+        calls.finish()
     finish_checks()
     if last_words:
         communicator.transport.write_last_words(last_words)
@@ -215,7 +217,7 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     # One bar for the run: rank 0 reports. Outside of a run tqdm draws it here.
-    tell = _teller.tell
+    tell = _to_launcher.tell
     if tell is None and current().world_size == 1:
         from tqdm import tqdm
 
@@ -223,14 +225,14 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
     if tell is None or current().rank != 0:
         yield from iterable
         return
-    done = told = 0
-    told_s = -TELL_EVERY_S
+    done = reported = 0
+    reported_s = -PROGRESS_EVERY_S
     for item in iterable:
         yield item
         done += 1
-        if time.monotonic() - told_s >= TELL_EVERY_S:
+        if time.monotonic() - reported_s >= PROGRESS_EVERY_S:
             tell({"kind": "progress", "description": description, "done": done, "total": total})
-            told, told_s = done, time.monotonic()
+            reported, reported_s = done, time.monotonic()
     # The last items may have come within the interval.
-    if told < done:
+    if reported < done:
         tell({"kind": "progress", "description": description, "done": done, "total": total})

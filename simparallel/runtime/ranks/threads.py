@@ -102,8 +102,8 @@ def run_threads(
                 )
         except BaseException as error:
             # Raised by a user's object that `play_rank` looked at after the call.
-            told = LaunchError(f"rank {rank}: {type(error).__name__} was raised while its end was noted.")
-            outcome.report = report = failure_report(told)
+            raised = LaunchError(f"rank {rank}: {type(error).__name__} was raised while its outcome was recorded.")
+            outcome.report = report = failure_report(raised)
             transports[turn].fail(report)
         finally:
             watch.end(turn, outcome)
@@ -252,18 +252,18 @@ class _ThreadWatch:
     def _interrupt_all(self, reason: BaseException) -> None:
         """Interrupt the running rank, and others at their turns; at another Ctrl-C leave the running one behind."""
         is_person = isinstance(reason, KeyboardInterrupt)
-        since_s, told = time.monotonic(), False
+        since_s, is_reported = time.monotonic(), False
 
         def look() -> None:
-            nonlocal since_s, told
+            nonlocal since_s, is_reported
             passed_s, turn = time.monotonic() - since_s, self._turns.running
             self.calls[turn].interrupt(passed_s)
             if passed_s > GIVE_UP_S and not is_person:
                 # A signal of a timer does not come again.
                 since_s = time.monotonic()
                 self._leave_behind(turn, reason)
-            elif passed_s > GIVE_UP_S and not told:
-                told = True
+            elif passed_s > GIVE_UP_S and not is_reported:
+                is_reported = True
                 print(
                     f"rank {self._segment.ranks[turn]} is in a call that Python cannot interrupt, at "
                     f"{self.calls[turn].place()}. Ctrl-C "

@@ -20,7 +20,7 @@ function eventAt(x, y) {
 }
 function select(i) {
   state.selected = i;
-  byId("told").textContent = i < 0 ? "" : sentence(i);
+  byId("details").textContent = i < 0 ? "" : sentence(i);
   if (i >= 0) reveal(i);
   redraw();
 }
@@ -103,7 +103,7 @@ function setClock(which) {
 function setPath(on) {
   state.path = on;
   byId("path").setAttribute("aria-pressed", on);
-  byId("told").textContent = on ? data.path_told : "";
+  byId("details").textContent = on ? data.path_text : "";
   classify();
   redraw();
 }
@@ -253,11 +253,11 @@ canvas.setAttribute("aria-label", `${data.title}: timeline of ${count} events of
 byId("path").disabled = !data.path.length;
 for (const [head, entries] of [
   ["events", data.kinds.filter((one) => data.present.includes(one.id))],
-  ["memory", data.memory.categories.map((told, i) => ({ name: told, colour: data.memory.colours[i] }))],
+  ["memory", data.memory.categories.map((name, i) => ({ name, colour: data.memory.colours[i] }))],
 ]) {
   if (entries.length) byId("legend").append(make("b", head));
-  for (const { name: told, colour, hatched } of entries) {
-    const entry = make("span", told);
+  for (const { name, colour, hatched } of entries) {
+    const entry = make("span", name);
     entry.className = hatched ? "hatched" : "";
     entry.style.setProperty("--kind", colour);
     byId("legend").append(entry);
@@ -269,7 +269,7 @@ for (const [head, entries] of [
     const line = table.insertRow();
     for (const text of cells) line.append(make(at ? "td" : "th", text));
   });
-  byId("table").append(table, ...data.notes.map((told) => make("p", told)));
+  byId("table").append(table, ...data.notes.map((note) => make("p", note)));
 }
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 const followSystem = () => setTheme(prefersDark.matches ? "dark" : "light");

@@ -35,7 +35,7 @@ const members = new Map();
 for (let i = 0; i < count; i++) if (call[i] >= 0) members.get(call[i])?.push(i) ?? members.set(call[i], [i]);
 
 // The clocks: starts and ends in ticks after the first start, and the lanes of each row: events that do not overlap.
-const CLOCKS = { sim: { unit: 1e-12, told: "simulated time" }, wall: { unit: 1e-9, told: "wall time" } };
+const CLOCKS = { sim: { unit: 1e-12, label: "simulated time" }, wall: { unit: 1e-9, label: "wall time" } };
 for (const [which, clock] of Object.entries(CLOCKS)) {
   clock.start = sums(which + "_start");
   const span = column(which + "_span", Float64Array);
@@ -150,8 +150,8 @@ function facts(i) {
   const found = [["rank", `${lane.rank}, ${lane.name}`]];
   if (layer[i]) found.push(["layer", data.layers[layer[i]]]);
   found.push(["kind", `${data.kinds[kind[i]].name}, step ${step[i]}`]);
-  for (const [told, clock] of [["simulated", sim], ["wall", wall]]) {
-    found.push([told, `${seconds(clock.end[i] - clock.start[i], clock)}, from ${seconds(clock.start[i], clock)}`]);
+  for (const [label, clock] of [["simulated", sim], ["wall", wall]]) {
+    found.push([label, `${seconds(clock.end[i] - clock.start[i], clock)}, from ${seconds(clock.start[i], clock)}`]);
   }
   if (of.length && data.kinds[kind[i]].name === "message") found.push(["message", `rank ${of[0]} to rank ${of[1]}`]);
   else if (of.length) {

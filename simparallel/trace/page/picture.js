@@ -173,7 +173,7 @@ function drawRuler() {
   pen.font = colours.font;
   pen.fillStyle = colours.text;
   pen.textAlign = "left";
-  pen.fillText(CLOCKS[state.clock].told, 12, RULER / 2);
+  pen.fillText(CLOCKS[state.clock].label, 12, RULER / 2);
   const [times, gap] = marks(), longest = Math.max(gap, ...times.map(([, s]) => Math.abs(s)));
   const power = Math.max(-12, Math.min(0, Math.floor(Math.log10(longest) / 3 + 1e-9) * 3));
   const digits = Math.max(0, Math.ceil(power - Math.log10(gap) - 1e-9));
@@ -181,7 +181,7 @@ function drawRuler() {
   for (const [time, s] of times) {
     const x = xOf(time);
     const text = `${(s / 10 ** power).toFixed(digits)} ${PREFIXES[power]}s`;
-    if (x >= GUTTER && x < width - 20) pen.fillText(text, x, RULER - 9);
+    if (x >= GUTTER && x < width - 20) pen.fillText(text, Math.max(x, GUTTER + widthOf(text) / 2), RULER - 9);
   }
   pen.font = colours.small;
   pen.fillStyle = colours.faint;
@@ -232,8 +232,8 @@ function drawShares(rank, y) {
   let x = GUTTER - 10 - whole, under = GUTTER + 8;
   pen.textAlign = "left";
   pen.font = colours.small;
-  Object.entries(share.parts).forEach(([told, part], at) => {
-    const text = `${told} ${Math.round(part * 100)}%`;
+  Object.entries(share.parts).forEach(([name, part], at) => {
+    const text = `${name} ${Math.round(part * 100)}%`;
     pen.fillStyle = fills[at];
     pen.fillRect(x, y - 5, whole * part, 10);
     pen.fillRect(under, y - 4, 8, 8);
@@ -243,7 +243,7 @@ function drawShares(rank, y) {
     under += 24 + widthOf(text);
   });
 }
-const colourOf = (told) => data.kinds.find((one) => one.id === told).colour;
+const colourOf = (id) => data.kinds.find((kind) => kind.id === id).colour;
 
 const widths = new Map();
 function widthOf(text) {

@@ -92,7 +92,7 @@ class Boost:
         """Return the training step; a plain `TrainStep` if nothing is switched on.
 
         Raises:
-            InputError: Adasum on several ranks that are not in data-parallel mode, or boost in a mode that cuts
+            InputError: Adasum on several ranks that are not in data-parallel mode, or boost in a mode that shards
                 operators; otherwise as for `TrainStep`.
 
         Collective: yes, with Adasum.
@@ -100,7 +100,7 @@ class Boost:
         if not self.config.on:
             return TrainStep(network, loss_fn, optimizer, manager, is_parallel, cut)
         if cut is not None:
-            raise InputError("boost: works in the stand_alone and data_parallel modes, where no operator is cut.")
+            raise InputError("boost: works in the stand_alone and data_parallel modes, where no operator is sharded.")
         if "adasum" in self.config and not is_parallel and get_world_size() > 1:
             raise InputError(
                 "boost: adasum is for data-parallel mode; set_auto_parallel_context(parallel_mode='data_parallel')."

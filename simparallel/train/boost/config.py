@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_choice, check_integer
 from simparallel.errors import InputError
 
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -67,14 +67,13 @@ def parse(level: str = "O0", config: Mapping[str, Any] | None = None) -> BoostCo
             that "O0" would ignore.
     """
     if level not in LEVELS:
-        raise InputError(f"boost_level={level!r}: choose from {', '.join(LEVELS)}.")
+        raise InputError(f"boost_level={level!r} is not one of {', '.join(LEVELS)}.")
     sections = dict(config or {})
     boost = dict(sections.pop("boost", {}))
     _known("boost_config_dict", sections, ("boost", *DEFAULTS))
     _known("boost", boost, ("mode", *SWITCHES))
     mode = boost.pop("mode", "auto")
-    if mode not in MODES:
-        raise InputError(f"boost: mode={mode!r}: choose from {', '.join(MODES)}.")
+    check_choice("boost", "mode", mode, MODES)
     for switch, value in boost.items():
         if not isinstance(value, bool):
             raise InputError(f"boost: {switch}={value!r} must be True or False.")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def listed(names: Collection[str]) -> str:
 
 
 @contextmanager
-def on_disk(path: Path, writing: bool = False) -> Iterator[None]:
+def on_disk(path: Path | IO[bytes], writing: bool = False) -> Iterator[None]:
     """Turn what goes wrong with a file or directory into a CheckpointError that names it, in the text and as `path`."""
     doing = "written; earlier checkpoints are unchanged" if writing else "read"
     try:

@@ -209,7 +209,7 @@ def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> Entries:
 def _by_value(
     values_by_rank: Sequence[Mapping[str, Any]], key: Callable[[Any], Hashable] = lambda value: value
 ) -> dict[str, list[tuple[Any, list[int]]]]:
-    """Return name -> each value under that name, with the ranks that hold it. Equal values have equal keys."""
+    """Return name -> [(value, the ranks that have it)], a pair for each distinct value; `key` tells values apart."""
     found: dict[str, dict[Hashable, tuple[Any, list[int]]]] = {}
     for rank, values in enumerate(values_by_rank):
         for name, value in values.items():

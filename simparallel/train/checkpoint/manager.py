@@ -31,9 +31,9 @@ from simparallel.comm import Group, current
 from simparallel.errors import CheckpointError
 from simparallel.layout.layout import Layout
 from simparallel.train.checkpoint.arrays import listed, on_disk
+from simparallel.train.checkpoint.barrier import RankBarrier
 from simparallel.train.checkpoint.contents import OWN, Contents, TrainState, file_name, make_plan, merge_parts
 from simparallel.train.checkpoint.reader import MANIFEST, CheckpointReader, to_bytes
-from simparallel.train.checkpoint.team import RankBarrier
 
 # At least 6 and 4 digits, so that a listing is sorted in usual runs; larger numbers still match.
 _NAME = re.compile(r"ckpt-([0-9]{6,18})-([0-9]{4,18})")
@@ -170,42 +170,42 @@ class CheckpointManager:
         Cost: one SHA-256 of this rank's state, one write of its share; memory for a copy of the
             state, as `state_dict()` makes it.
         """
-        team = RankBarrier(group)
+        barrier = RankBarrier(group)
         name, contents = "", Contents(TrainState(), {}, None)
         try:
             # The ranks agree three times: on the contents, after writing the files, and after the rename. A failure on
             # one rank raises on all of them at the next agreement.
-            with team.attempt():
-                if team.rank == 0:
+            with barrier.attempt():
+                if barrier.rank == 0:
                     name = self._begin(step)
                 parts = TrainState(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
                 contents = Contents(parts, tensors or {}, extra)
-            told = team.agree((name, contents.claims, contents.trees))
+            everyones = barrier.agree((name, contents.claims, contents.trees))
             # Only the first rank has made a name; all write into its directory.
-            temporary = self.directory / told[0][0]
-            with team.attempt():
+            temporary = self.directory / everyones[0][0]
+            with barrier.attempt():
                 # Every rank computes the same plan from the same claims, so it need not be sent.
-                tensors_of_all, files = make_plan([claims for _, claims, _ in told])
-                if team.rank in files:
+                tensors_of_all, files = make_plan([claims for _, claims, _ in everyones])
+                if barrier.rank in files:
                     # Synced here, before the agreement: the manifest and the rename follow only when all data are on
                     # disk.
-                    self._write(temporary / file_name(team.rank), files[team.rank].pieces(contents.arrays))
-            team.agree()
-            final = self.directory / told[0][0].partition(".tmp-")[0]
-            with team.attempt():
-                if team.rank == 0:
+                    self._write(temporary / file_name(barrier.rank), files[barrier.rank].pieces(contents.arrays))
+            barrier.agree()
+            final = self.directory / everyones[0][0].partition(".tmp-")[0]
+            with barrier.attempt():
+                if barrier.rank == 0:
                     manifest = {
                         "step": step,
-                        "world_size": team.size,
+                        "world_size": barrier.size,
                         "files": {file_name(rank): file.size_bytes for rank, file in files.items()},
                         "tensors": tensors_of_all,
-                        "parts": merge_parts([trees for _, _, trees in told]),
+                        "parts": merge_parts([trees for _, _, trees in everyones]),
                         "extra": contents.extra,
                     }
                     self._commit(temporary, final, manifest)
                     # Only now: until the rename is on disk, the older checkpoints may be the only complete ones.
                     self._prune()
-            team.agree()
+            barrier.agree()
         except BaseException:
             # Only the first rank has a name, so one rank cleans up.
             if name:
@@ -260,29 +260,29 @@ class CheckpointManager:
         Cost: each rank reads only the slices it needs; memory for two copies of the state, the new one and
             the old one, for a roll-back if any rank fails.
         """
-        team = RankBarrier(group)
+        barrier = RankBarrier(group)
         # A placeholder, in case the attempt below fails before it is replaced.
         parts = TrainState()
-        with team.attempt():
+        with barrier.attempt():
             parts = TrainState(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
         failed: list[Path] = []
         error = None
         while True:
             path = None
-            with team.attempt():
+            with barrier.attempt():
                 # Only the first rank lists the directory: the ranks might otherwise see different checkpoints in it.
-                if team.rank == 0:
+                if barrier.rank == 0:
                     path = self._next(step, failed, error)
-            path = team.agree(path)[0]
+            path = barrier.agree(path)[0]
             if path is None:
                 assert error is not None
                 raise error
             try:
-                reader, states = read_states(team, path, parts, verify)
+                reader, states = read_states(barrier, path, parts, verify)
                 break
             except CheckpointError as caught:
                 failed, error = [*failed, path], caught
-        load_states(team, reader, parts, states)
+        load_states(barrier, reader, parts, states)
         return Restored(reader.step, reader.extra, path, reader.world_size)
 
     # --- internals -----------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def _temporary(name: str) -> str:
 
 
 def read_states(
-    team: RankBarrier, path: Path, parts: TrainState, verify: bool
+    barrier: RankBarrier, path: Path, parts: TrainState, verify: bool
 ) -> tuple[CheckpointReader, dict[str, Any]]:
     """Read the state dicts of the parts in the checkpoint into host memory; the reader is closed afterwards.
 
@@ -383,39 +383,39 @@ def read_states(
     """
     states: dict[str, Any] = {}
     digest = ""
-    with team.attempt(), on_disk(path), CheckpointReader(path, team.rank, team.size, verify) as reader:
+    with barrier.attempt(), on_disk(path), CheckpointReader(path, barrier.rank, barrier.size, verify) as reader:
         for name in parts.objects:
             if name in reader.parts():
                 states[name] = reader.state(name, partial(parts.read, reader))
         # Compared below: without a shared directory, ranks may find other checkpoints of the same name.
         digest = reader.digest
-    digests = team.agree(digest)
+    digests = barrier.agree(digest)
     if len(set(digests)) > 1:
         raise CheckpointError(f"{path}: the ranks see different checkpoints there.", path=str(path))
     return reader, states
 
 
-def load_states(team: RankBarrier, reader: CheckpointReader, parts: TrainState, states: Mapping[str, Any]) -> None:
+def load_states(barrier: RankBarrier, reader: CheckpointReader, parts: TrainState, states: Mapping[str, Any]) -> None:
     """Load the states into their objects. Raises CheckpointError on all ranks alike, with everything rolled back."""
     # A part in `own` that no rank saved stays unchanged.
     names = [name for name in parts.objects if name in states or not name.startswith(OWN)]
     before: dict[str, Any] = {}
     try:
-        with team.attempt(), on_disk(reader.path):
+        with barrier.attempt(), on_disk(reader.path):
             for name in names:
                 # Called for its error: a missing part is refused before anything is changed.
                 reader.tree(name)
                 # For the roll-back if any rank fails.
                 before[name] = parts.objects[name].state_dict()
-            _check_stand_ins(team, reader)
-        team.agree()
-        with team.attempt(), on_disk(reader.path):
+            _check_substitutes(barrier, reader)
+        barrier.agree()
+        with barrier.attempt(), on_disk(reader.path):
             for name in names:
                 try:
                     parts.objects[name].load_state_dict(states[name])
                 except Exception as error:
                     raise CheckpointError(f"{name} does not fit: {type(error).__name__}: {error}") from error
-        team.agree()
+        barrier.agree()
     except BaseException:
         # Roll back on every rank: another one has failed, or this one.
         for name, state in before.items():
@@ -423,9 +423,9 @@ def load_states(team: RankBarrier, reader: CheckpointReader, parts: TrainState, 
         raise
 
 
-def _check_stand_ins(team: RankBarrier, reader: CheckpointReader) -> None:
+def _check_substitutes(barrier: RankBarrier, reader: CheckpointReader) -> None:
     """Refuse, or warn of, values that differed between the saving ranks if this rank has none of its own."""
-    held = f"{reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
+    held = f"{reader.world_size} ranks saved it, and not alike; these are {barrier.size} ranks"
     # Differing plain data cannot be divided among other ranks, unlike random states and parts in `own`, which restart
     # from the first rank's.
     plain = [x for x in reader.stood_in if x in reader.parts() and x != "random" and not x.startswith(OWN)]
@@ -433,6 +433,6 @@ def _check_stand_ins(team: RankBarrier, reader: CheckpointReader) -> None:
         raise CheckpointError(
             f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks."
         )
-    if reader.stood_in and team.rank == 0:
+    if reader.stood_in and barrier.rank == 0:
         text = f"{reader.path}: {held}: all take the first one's {listed(reader.stood_in)}."
         warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import safetensors.numpy
@@ -80,10 +80,10 @@ def load_checkpoint(
             raise CheckpointError(f"{path} has nothing of this {type(net).__name__}: {holds}.", path=str(path))
         if missing or unused:
             who = type(bare(net)).__name__
-            told = [f"it has nothing for {listed(missing)} of {who}"] if missing else []
-            told += [f"{who} has nothing called {listed(sorted(unused))}"] if unused else []
+            problems = [f"it has nothing for {listed(missing)} of {who}"] if missing else []
+            problems += [f"{who} has nothing called {listed(sorted(unused))}"] if unused else []
             hint = "strict_load=True makes this an error; load_param_into_net returns the names instead."
-            warnings.warn(f"{path}: {'; '.join(told)}. {hint}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{path}: {'; '.join(problems)}. {hint}", RuntimeWarning, stacklevel=2)
     return arrays
 
 
@@ -109,51 +109,51 @@ def load_param_into_net(
         raise CheckpointError(str(error)) from error
 
 
-def save(obj: Any, path: str | os.PathLike[str]) -> None:
+def save(obj: Any, path: str | os.PathLike[str] | IO[bytes]) -> None:
     """Save nested dicts, lists, numbers, text and arrays, such as a state dict, in one safetensors file.
 
     Args:
         obj: the value to save.
-        path: the file; an existing one is replaced atomically.
+        path: the file; an existing one is replaced atomically. Or an open file, such as a BytesIO.
 
     Raises:
         CheckpointError: `obj` holds any other type, or writing fails.
     """
     arrays: dict[str, Any] = {}
     tree = trees.encode(obj, arrays)
-    _write(expanded(path), arrays, {"tree": tree})
+    _write(expanded(path) if isinstance(path, (str, os.PathLike)) else path, arrays, {"tree": tree})
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str] | IO[bytes]) -> Any:
     """Load a value written by `save`; of any other safetensors file a dict of its arrays. Raises CheckpointError.
 
     Args:
-        path: the file.
+        path: the file, or an open one, which is read to its end.
     """
-    arrays, note = _read(expanded(path))
-    with on_disk(expanded(path)):
+    source = expanded(path) if isinstance(path, (str, os.PathLike)) else path
+    arrays, note = _read(source)
+    with on_disk(source):
         return arrays if "tree" not in note else trees.decode(note["tree"], arrays.__getitem__)
 
 
-def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
+def _write(path: Path | IO[bytes], given: Mapping[str, Any], note: dict[str, Any]) -> None:
     arrays = {name: host_array(name, value) for name, value in given.items()}
     # The format has no checksum. Ours covers the contents, not the header's layout.
     note = {**note, _SUM: _digest(arrays, note.get("tree"))}
     metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
     plan = plan_file({name: (CODES[array.dtype], array.shape) for name, array in arrays.items()}, metadata)
-    # A crash leaves the old file or the new one: the bytes are synced before the rename.
     with on_disk(path, writing=True):
+        if not isinstance(path, Path):
+            path.writelines(plan.pieces(arrays))
+            return
+        # A crash leaves the old file or the new one: the bytes are synced before the rename.
         write_atomically(path, plan.pieces(arrays), sync=True)
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(source: Path | IO[bytes]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the arrays, and the metadata entry that `_write` adds. Raises CheckpointError."""
     # Once into memory: the checksum and the arrays are then of the same bytes.
-    with on_disk(path), open_file(path, links=False) as file:
-        # A sparse file may have any size.
-        if 0 < memory_size_bytes() < os.fstat(file.fileno()).st_size:
-            raise OSError(errno.ENOMEM, "the memory is too small for it")
-        content = file.read()
+    content = _content(source) if isinstance(source, Path) else source.read()
     try:
         # The library's order is random; sort, so that equal files load in one order.
         arrays = dict(sorted(safetensors.numpy.load(content).items()))
@@ -171,10 +171,18 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
                 "it looks like a pickle, which could run any program when it is read; where PyTorch is installed, "
                 "write it again with safetensors.torch.save_file(state_dict, path)"
             )
-        text = f"{path} ({len(content)} bytes) is damaged or not a safetensors file: {reason}."
-        raise CheckpointError(text, path=str(path)) from None
+        text = f"{source} ({len(content)} bytes) is damaged or not a safetensors file: {reason}."
+        raise CheckpointError(text, path=str(source)) from None
     # Some versions of safetensors return views of read-only bytes.
     return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}, note
+
+
+def _content(path: Path) -> bytes:
+    with on_disk(path), open_file(path, links=False) as file:
+        # A sparse file may have any size.
+        if 0 < memory_size_bytes() < os.fstat(file.fileno()).st_size:
+            raise OSError(errno.ENOMEM, "the memory is too small for it")
+        return file.read()
 
 
 def _digest(arrays: Mapping[str, np.ndarray], tree: Any) -> str:

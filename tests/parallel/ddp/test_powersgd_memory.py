@@ -195,7 +195,7 @@ def test_errors_start_anew_on_other_ranks(inline):
         state.load_state_dict(saved)
         ddp = wrapped(state, 10**6)
         if sp.get_rank() == 0:
-            with pytest.warns(RuntimeWarning, match="saved on 2 ranks, these are 3"):
+            with pytest.warns(RuntimeWarning, match="saved on 2 ranks, this run has 3"):
                 got = reduce(ddp, gradients(0, 1))
         else:
             got = reduce(ddp, gradients(sp.get_rank(), 1))

@@ -14,6 +14,7 @@ from oracles import World
 from refusals import refused
 
 import simparallel as sp
+from simparallel.arrays.seam import kernels_of
 from simparallel.errors import InputError, RunFailedError, ShapeError
 from simparallel.nn import BatchNorm1d, BatchNorm2d, Linear, ReLU, Sequential
 from simparallel.parallel import DistributedDataParallel, SyncBatchNorm, convert_sync_batchnorm
@@ -132,7 +133,7 @@ def test_counts_are_exact_beyond_float32(inline):
 
     def device():
         spec = Spec((size, 1), np.dtype(np.float32))
-        context = SyncContext(np, (True,), Plan((spec,), spec, {"n": size, "c": 1}, Work(0, 0)), None)  # type: ignore[arg-type]
+        context = SyncContext(kernels_of[np], (True,), Plan((spec,), spec, {"n": size, "c": 1}, Work(0, 0)), None)  # type: ignore[arg-type]
         total = context.sum_over("n", np.ones(1, np.float32))
         return total.tolist(), context.sizes("n"), context.sizes("c")
 

@@ -12,11 +12,11 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import nn, ops
+from simparallel.arrays.host.windows import windows
 from simparallel.autograd import Tensor, functions as F
-from simparallel.autograd.kernels.windows import windows
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import StrategyError
-from simparallel.layout.boxes import box_of, meet, within
+from simparallel.layout.boxes import box_of, intersection, within
 from simparallel.layout.layout import Layout
 from simparallel.parallel import AutoParallel, distribute_tensor, implicit_redistributions, implicit_replication
 from simparallel.parallel.operator import interpreter
@@ -276,7 +276,7 @@ def test_missing_halo_gradient_is_found(monkeypatch):
     def forgetful(cut, rank):
         moves = compile_halo(cut, rank)
         own = box_of(cut.halo.layout, rank, cut.halo.shape)
-        index = within(meet(own, cut.halo.needs[rank]), cut.halo.needs[rank])
+        index = within(intersection(own, cut.halo.needs[rank]), cut.halo.needs[rank])
         return moves._replace(narrow=lambda dy: dy[index])
 
     monkeypatch.setattr(interpreter, "compile_halo", forgetful)

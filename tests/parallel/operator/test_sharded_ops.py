@@ -121,7 +121,7 @@ def test_every_op_cut_equals_the_whole(name: str, data: Any) -> None:
 
 @pytest.mark.matrices
 @pytest.mark.parametrize("name", sorted(set(Op.registry) - {"Redistribute", "Replicate", "ToDevice"}))
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_every_cut_op_on_device_equals_numpy(arrays: Any, name: str, data: Any) -> None:
     """Redistributions of the inputs, gradients and an optimizer's step included."""

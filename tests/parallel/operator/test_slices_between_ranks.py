@@ -185,7 +185,7 @@ def test_grad_reducer_refuses_cut_gradients(inline):
         parameters = list(model.parameters())
         DistributedGradReducer(parameters, mean=True)([parameter.grad for parameter in parameters])
 
-    assert "parameter 0 of shape (8, 4) is cut" in failure(inline, 2, program)
+    assert "parameter 0 of shape (8, 4) is sharded" in failure(inline, 2, program)
 
 
 def test_adasum_finds_different_models(inline):

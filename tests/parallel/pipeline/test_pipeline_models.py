@@ -134,7 +134,7 @@ def _train_on_a_mesh(shape, axes, schedule, samples, steps, stages, has_results=
     predicted = pipeline.predict(x[part]).numpy()
     own = {}
     # The ranks of a stage have the same parameters, and gather each of them together.
-    with running_on(pipeline._mates):
+    with running_on(pipeline._stage_ranks):
         for name, p in pipeline.named_parameters():
             own[name] = p.grad.full_tensor().numpy(), p.full_tensor().numpy()
     return loss.item(), own, predicted, part
@@ -296,7 +296,7 @@ def test_masks_of_slices_are_those_of_one_device(recomputed):
         stages = [["parts.0"], ["parts.1"]] if recomputed else None
         pipeline = Pipeline(network, _square, 4, mesh=mesh, stages=stages)
         pipeline.step(x, labels)
-        with running_on(pipeline._mates):
+        with running_on(pipeline._stage_ranks):
             return {name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()}
 
     _, gradients = _alone(make(), _square, [x], labels)

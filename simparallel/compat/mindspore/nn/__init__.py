@@ -6,7 +6,7 @@ from typing import Any
 from weakref import WeakMethod as _WeakMethod
 
 from simparallel import functions, nn, optim
-from simparallel.autograd.kernels.windows import as_pair
+from simparallel.arrays.host.windows import as_pair
 from simparallel.autograd.ops.loss import check_reduction as _check_reduction
 from simparallel.clock.notes import note_once
 from simparallel.comm import Group
@@ -18,6 +18,7 @@ from simparallel.errors import InputError
 from simparallel.nn import (
     AdaptiveAvgPool2d,
     BCEWithLogitsLoss,
+    Dropout2d,
     Flatten,
     HuberLoss,
     Identity,

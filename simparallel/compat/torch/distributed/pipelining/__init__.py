@@ -10,7 +10,7 @@ from simparallel import Group, Tensor, get_rank, get_world_size, pipeline_schedu
 from simparallel.compat.front import public_names, refuse, unused
 from simparallel.errors import InputError
 from simparallel.nn import Module
-from simparallel.parallel.pipeline.own_parts import Chain, Entered, PlacedPipeline, StageModule
+from simparallel.parallel.pipeline.own_parts import Chain, PlacedPipeline, StageModule, WholeModel
 from simparallel.parallel.pipeline.stages import cut_at, parts_of, traced
 
 
@@ -180,9 +180,9 @@ class _Schedule:
         if any(stage.pipe is not pipe for stage in stages):
             raise InputError(f"{who}: the stages are of several models.")
         if pipe is None:
-            model: Chain | Entered = Chain({stage.stage_index: stage.submod for stage in stages}, count)
+            model: Chain | WholeModel = Chain({stage.stage_index: stage.submod for stage in stages}, count)
         else:
-            model = Entered(pipe._module, pipe._stages)
+            model = WholeModel(pipe._module, pipe._stages)
         self._pipeline = PlacedPipeline(model, loss_fn, schedule, is_sum=not scale_grads)
 
     def step(

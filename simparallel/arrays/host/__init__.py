@@ -1,0 +1,1 @@
+"""Kernels of arrays in host memory: tiled products, convolutions, accurate sums."""

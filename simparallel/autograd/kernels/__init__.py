@@ -1,1 +1,0 @@
-"""Fast NumPy code below the ops: tiled products, convolutions, accurate sums."""

@@ -1,0 +1,260 @@
+"""The parameters of one call of `fully_shard`: stored in slices, gathered together, reduced together.
+
+A parameter is a leaf that has this rank's slice, laid out over the axis of slices; that is what the optimizer,
+clipping and checkpoints see. The slices of a group are views of one array:
+
+    parameter "S"   by rank, as on the wire: this rank's chunks alone
+    parameter "R"   by tensor: whole parameters, whose other slices are gathered again after a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from simparallel import collectives
+from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.tape import is_written_since
+from simparallel.backend import Array, get_namespace
+from simparallel.clock.memory import BUFFERS, PARAMETERS
+from simparallel.clock.recorder import current_recorder
+from simparallel.comm import Work, current
+from simparallel.errors import InputError
+from simparallel.nn import Module
+from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.nn.parameter import Parameter
+from simparallel.parallel.ddp.buckets import empty_like
+from simparallel.parallel.ddp.mixed_precision import MixedPrecision
+from simparallel.parallel.sharded.axes import Axes
+from simparallel.parallel.sharded.letters import Letters
+from simparallel.parallel.sharded.rows import FlatRows
+from simparallel.parallel.sharded.stored import STORED, WHOLE
+
+# A module, and the name under which it has a parameter.
+Place = tuple[Module, str]
+
+
+class Gathering(NamedTuple):
+    """An all-gather under way: the slices that it sends, when it began, and what it fills; no work for one slice."""
+
+    sent: Sequence[Array]
+    begun: int
+    by_rank: Array
+    work: Work | None
+
+
+class ShardedGroup:
+    """The parameters of a module that are not in a group of a child.
+
+    Args:
+        name: path of the module, for messages; the same on every rank.
+        places: each parameter, and the modules and names under which it is used.
+        axes: the ranks.
+        letters: where parameters, gradients and state are.
+        precision: dtypes to compute and to reduce in; None for that of the parameters.
+
+    Collective: yes, with replicas: they begin with the values of the first.
+
+    Attributes:
+        parameters: the leaves.
+        dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
+            several micro-batches that are not reduced yet, the wider one of that and the parameters' dtype.
+        kept: whole parameters that stay from step to step, by tensor; None if each use gathers its own.
+        reshards: the whole parameters are freed after forward, and gathered again in backward; None until it is known
+            whether this group is the outermost.
+        syncs: backward reduces the gradients of forward passes that begin now.
+        partial: gradients that are not reduced yet: numbers of the parameters, the gradients by rank, and which of the
+            parameters have one.
+        next: "forward" or "backward" -> the group that was used after this one; None if that had its parameters.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        places: dict[Parameter, list[Place]],
+        axes: Axes,
+        letters: Letters,
+        precision: MixedPrecision | None = None,
+    ) -> None:
+        self.name, self.places, self.axes, self.letters = name, list(places.values()), axes, letters
+        self.parameters = list(places)
+        self._stored_dtype = self.parameters[0].dtype
+        self.dtype = (precision and precision.param_dtype) or self._stored_dtype
+        self.travel_dtype = (precision and precision.travel_dtype) or self._stored_dtype
+        self.sum_dtype = np.promote_types(self._stored_dtype, self.travel_dtype)
+        # Whole parameters of the stored dtype contain the slices.
+        self._holds_slices = letters.keeps_whole and self.dtype == self._stored_dtype
+        self.kept: Array | None = None
+        self.rows = FlatRows([p.shape for p in self.parameters], axes.size)
+        self.rows_of = lru_cache(maxsize=4)(self._rows_of)
+        self.reshards: bool | None = None
+        self.syncs = True
+        self.partial: tuple[tuple[int, ...], Array, set[int]] | None = None
+        self.next: dict[str, ShardedGroup | None] = {}
+        self._ahead: Gathering | None = None
+        # The time at which all ranks' slices of a whole array were the present ones; None before the first.
+        self._gathered_at: int | None = None
+        self._store([p._data for p in self.parameters], [p.shape for p in self.parameters])
+        if axes.replicas is not None:
+            # Reductions keep replicas equal, but do not make them so.
+            with current().for_purpose(f"parameters of {name}"):
+                collectives.broadcast(self.flat, axes.replicas.ranks[0], axes.replicas)
+
+    # --- slices ---------------------------------------------------------------------------------------
+
+    def _new_array(self, size: int, category: str, *, is_shared: bool = False) -> Array:
+        """Return a flat array to compute with; one of the stored dtype that peers read in place, if it is shared."""
+        like = self.parameters[0]._data
+        array = empty_like(like, size, current()) if is_shared else get_namespace(like).empty(size, self.dtype)
+        recorder = current_recorder()
+        if recorder is not None:
+            what = f"parameters of {self.name}"
+            recorder.of(self.parameters[0]._device or recorder.device).memory.hold(array, category, what=what)
+        return array
+
+    def _store(self, values: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Move the parameters to one array; `values` are whole, or this rank's slices, and have these whole shapes."""
+        rank, size = self.axes.rank, self.rows.size * (self.axes.size if self._holds_slices else 1)
+        self.flat = self._new_array(size, PARAMETERS, is_shared=True)
+        self.flat[...] = 0
+        own = self.rows.own_chunks_by_tensor if self._holds_slices else self.rows.own_chunks
+        self.slices = own(self.flat, rank)
+        if self._holds_slices or (self.axes.shard is None and self.dtype == self._stored_dtype):
+            self.kept = self.flat
+        spans = self.rows.spans(rank)
+        for p, value, shape, own_slice, (first, last) in zip(
+            self.parameters, values, shapes, self.slices, spans, strict=True
+        ):
+            if is_deferred(p):
+                # Random numbers depend on the index of the element: a rank draws its rows alone.
+                value = materialize(p, (slice(first, last), *(slice(0, size) for size in shape[1:])))
+            elif value.shape != own_slice.shape:
+                value = value[first:last]
+            own_slice[...] = value
+            p._data = own_slice
+            if self.axes.shard is not None:
+                p.placement, p.interpreter = self.axes.placement(shape), STORED
+            elif self.axes.replicas is not None:
+                p.interpreter = WHOLE
+        self._gathered_at = None
+
+    def _follow_values(self) -> None:
+        """Take over arrays that the program has assigned to the parameters.
+
+        The array in use stays as it is: a forward that awaits its backward reads it. Another dtype is refused.
+        """
+        if any(p._data is not own for p, own in zip(self.parameters, self.slices, strict=True)):
+            other = next((p for p in self.parameters if p._data.dtype != self._stored_dtype), None)
+            if other is not None:
+                raise InputError(
+                    f"fully_shard: {other.name or 'a parameter'} of {self.name} is {other._data.dtype} now, and was "
+                    f"{self._stored_dtype}. Convert the model before fully_shard, or compute in another dtype by "
+                    "mp_policy=MixedPrecision(param_dtype=...)."
+                )
+            self._store([p._data for p in self.parameters], self.rows.shapes)
+
+    def check_places(self) -> None:
+        """Refuse modules in which the program has replaced a parameter. Raises InputError."""
+        for p, own in zip(self.parameters, self.places, strict=True):
+            for module, name in own:
+                if module._parameters.get(name) is not p:
+                    raise InputError(
+                        f"fully_shard: {p.name or name} of {self.name} was replaced by another tensor, which no group "
+                        "has. Write values by load_full_state_dict() or p.data = ..., and replace parameters before "
+                        "fully_shard."
+                    )
+
+    # --- gathering --------------------------------------------------------------------------------------
+
+    def gather_ahead(self) -> None:
+        """Start to gather the parameters for their next use. Collective: yes."""
+        if self._ahead is None and self.axes.shard is not None and not self.letters.keeps_whole:
+            self._follow_values()
+            self._ahead = self._start(self.slices)
+
+    def forget_ahead(self) -> None:
+        """Drop parameters that were gathered ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.work is not None:
+            ahead.work.wait()
+
+    def gather(self, stored: Sequence[Array] | None = None) -> Array:
+        """Return the whole parameters, by tensor.
+
+        Args:
+            stored: the slices to gather; by default the present ones.
+
+        Collective: yes, unless every rank has the whole parameters.
+        """
+        if stored is None:
+            self._follow_values()
+            stored = self.slices
+        if self.axes.shard is None and self.kept is self.flat:
+            return self.flat
+        if self.letters.keeps_whole:
+            if self._gathered_at is None or is_written_since(self.flat, self._gathered_at):
+                self.kept = self._finish(self._start(stored), self.flat if self._holds_slices else None)
+                self._gathered_at = next(grad_mode.numbers)
+            assert self.kept is not None
+            return self.kept
+        ahead = self._ahead
+        # A step since it was gathered makes it worthless; this is so on all ranks.
+        is_same = ahead is not None and all(a is b for a, b in zip(ahead.sent, stored, strict=True))
+        if ahead is not None and is_same and not is_written_since(self.flat, ahead.begun):
+            self._ahead = None
+            return self._finish(ahead)
+        self.forget_ahead()
+        return self._finish(self._start(stored))
+
+    def _start(self, stored: Sequence[Array]) -> Gathering:
+        begun, wire = next(grad_mode.numbers), self.flat
+        is_flat = not self._holds_slices and all(a is b for a, b in zip(stored, self.slices, strict=True))
+        if not is_flat or self.dtype != self._stored_dtype:
+            wire = self._new_array(self.rows.size, BUFFERS)
+            wire[...] = 0
+            for own, value in zip(self.rows.own_chunks(wire, self.axes.rank), stored, strict=True):
+                own[...] = value
+        if self.axes.shard is None:
+            return Gathering(stored, begun, wire, None)
+        by_rank = self._new_array(self.rows.size * self.axes.size, BUFFERS)
+        with current().for_purpose(f"parameters of {self.name}"):
+            work = collectives.all_gather(wire, 0, self.axes.shard, async_op=True, out=by_rank)
+        return Gathering(stored, begun, by_rank, work)
+
+    def _finish(self, gathering: Gathering, flat: Array | None = None) -> Array:
+        if gathering.work is None:
+            return gathering.by_rank
+        gathering.work.wait()
+        flat = self._new_array(self.rows.size * self.axes.size, PARAMETERS) if flat is None else flat
+        recorder = current_recorder()
+        start_ns = 0 if recorder is None else recorder.now_ns()
+        self.rows.to_tensors(gathering.by_rank, flat)
+        if recorder is not None:
+            recorder.work("gather_parameters", "forward", start_ns, 0, 2 * flat.nbytes, flat.itemsize)
+        return flat
+
+    # --- gradients --------------------------------------------------------------------------------------
+
+    def _rows_of(self, numbers: tuple[int, ...]) -> FlatRows:
+        """Return the places of these parameters' gradients."""
+        return FlatRows([self.rows.shapes[i] for i in numbers], self.axes.size)
+
+    def reduce(self, by_rank: Array) -> Work:
+        """Start to average gradients over all ranks, and return the work; its result are the means of this rank's rows.
+
+        Collective: yes.
+        """
+        with current().for_purpose(f"gradients of {self.name}"):
+            if self.axes.shard is None:
+                return collectives.all_reduce(by_rank, "mean", self.axes.replicas, async_op=True)
+            return collectives.reduce_scatter(by_rank, 0, "mean", self.axes.shard, async_op=True)
+
+    def reduce_replicas(self, own: Array) -> Work | None:
+        """Start to average reduced rows over the ranks that have the same ones. Collective: yes."""
+        if self.axes.shard is None or self.axes.replicas is None:
+            return None
+        with current().for_purpose(f"gradients of {self.name}"):
+            return collectives.all_reduce(own, "mean", self.axes.replicas, async_op=True)

@@ -1,0 +1,152 @@
+"""What the groups of a rank do one after the other: gathering ahead, and one reduction of gradients at a time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from simparallel.autograd import Backward, Tensor, running_backward
+from simparallel.backend import Array
+from simparallel.clock.memory import GRADIENTS
+from simparallel.clock.recorder import current_recorder
+from simparallel.comm import Work, current
+from simparallel.errors import InputError
+from simparallel.nn.hooks import is_reduced
+from simparallel.optim.optimizer import optimizers_of
+from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.sharded.group import ShardedGroup
+
+
+class _Reduction(NamedTuple):
+    """Gradients under way, in the backward pass that delivers them."""
+
+    group: ShardedGroup
+    numbers: tuple[int, ...]
+    work: Work
+    backward: Backward
+
+
+class UseOrder:
+    """The groups of this rank in the order of their use.
+
+    While one group computes, the one that followed it the last time is gathered. A backward pass reduces the gradients
+    of one group while it computes those of the next.
+
+    Attributes:
+        depth: number of groups whose forward runs, one inside the other.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._last: dict[str, ShardedGroup] = {}
+        self._reductions: list[_Reduction] = []
+        self._finishing: Backward | None = None
+        # id of a parameter -> the parameter of a group.
+        self._grouped: dict[int, weakref.ref[Tensor]] = {}
+        self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
+
+    def add(self, group: ShardedGroup) -> None:
+        """Note a new group and its parameters."""
+        self._groups.add(group)
+        self._grouped |= {id(p): weakref.ref(p) for p in group.parameters}
+
+    def has(self, parameter: Tensor) -> bool:
+        """Return whether a parameter belongs to a group."""
+        found = self._grouped.get(id(parameter))
+        return found is not None and found() is parameter
+
+    def syncs(self) -> dict[ShardedGroup, bool]:
+        """Return which groups reduce the gradients of forward passes that begin now."""
+        return {group: group.syncs for group in self._groups}
+
+    @staticmethod
+    @contextmanager
+    def syncing(syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
+        """Let groups reduce gradients as they did at the time of `syncs()`, inside the block."""
+        before = [(group, group.syncs) for group in syncs]
+        for group, value in syncs.items():
+            group.syncs = value
+        try:
+            yield
+        finally:
+            for group, value in before:
+                group.syncs = value
+
+    def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:
+        """Note that a group is used, and gather the next one. Collective: yes.
+
+        Args:
+            group: the group.
+            phase: "forward" or "backward".
+            gathers: this use needs the parameters; else they were there, and it is no use to gather them ahead.
+        """
+        # The first group of a pass through the outermost module follows none.
+        last = None if phase == "forward" and not self.depth else self._last.get(phase)
+        if last is not None and last is not group:
+            last.next[phase] = group if gathers else None
+        self._last = {phase: group}
+        follower = group.next.get(phase)
+        if follower is not None:
+            follower.gather_ahead()
+
+    def reduce(self, group: ShardedGroup, numbers: tuple[int, ...], by_rank: Array) -> None:
+        """Start to reduce the gradients of a group; deliver them at the latest at the end of backward."""
+        running = running_backward()
+        self._finish()
+        if self._finishing is not running:
+            self._check_others(group)
+            self._finishing = running
+            running.callbacks.append((BEFORE_OTHERS, self._end))
+        if group.axes.is_alone:
+            self._deliver(group, numbers, by_rank, running)
+        else:
+            self._reductions.append(_Reduction(group, numbers, group.reduce(by_rank), running))
+
+    def _end(self) -> None:
+        """Finish the last reduction."""
+        self._finish()
+        self._finishing = None
+
+    def _finish(self) -> None:
+        while self._reductions:
+            group, numbers, work, backward = self._reductions.pop()
+            own = work.wait()
+            # The pass that wanted them was left by an error.
+            if backward.is_over:
+                continue
+            among_replicas = group.reduce_replicas(own)
+            self._deliver(group, numbers, own if among_replicas is None else among_replicas.wait(), backward)
+
+    def _deliver(self, group: ShardedGroup, numbers: tuple[int, ...], own: Array, backward: Backward) -> None:
+        own = own.astype(group.parameters[0].dtype, copy=False)
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.memory.hold(own, GRADIENTS)
+        for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
+            backward.deliver(group.parameters[i], gradient)
+
+    def _check_others(self, group: ShardedGroup) -> None:
+        """Refuse an optimizer that also updates parameters whose gradients nobody reduces.
+
+        Raises:
+            InputError: names them. Nothing was updated.
+        """
+        own: Sequence[Tensor] = group.parameters
+        for optimizer in [] if group.axes.is_alone else optimizers_of(own):
+            trained = [p for p in optimizer.parameters if p.requires_grad and p.placement is None]
+            left = [p for p in trained if not (self.has(p) or is_reduced(p))]
+            if left:
+                names = ", ".join(p.name or f"a tensor of shape {p.shape}" for p in left[:4])
+                raise InputError(
+                    f"fully_shard: {type(optimizer).__name__} updates the parameters of {group.name}, and {names}, "
+                    "which no group has: their gradients would be those of this rank's batch alone. Call fully_shard "
+                    "for the whole model, too, after its parts."
+                )
+
+
+def order() -> UseOrder:
+    """Return the order of this rank."""
+    found: UseOrder = current().kept.setdefault(UseOrder, UseOrder())
+    return found

@@ -1,0 +1,69 @@
+"""The interpreters of ops that read a stored parameter outside of the module that gathers it.
+
+There it is a slice, or it is whole and nobody would reduce its gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.interpreter import NamedInterpreter
+from simparallel.autograd.tensor import Tensor
+from simparallel.errors import LayoutError
+from simparallel.parallel.operator.interpreter import ShardedInterpreter
+
+
+class _Stored(ShardedInterpreter):
+    """Runs ops on stored parameters among themselves, such as a norm; refuses to combine them with activations."""
+
+    def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """Run the op on the slices of this rank.
+
+        Raises:
+            LayoutError: a stored parameter meets a plain tensor, which differs between the ranks.
+        """
+        plain = next((x for x in inputs if x.placement is None and x.shape), None)
+        if plain is not None:
+            name = next((x.name for x in inputs if x.placement is not None), "") or "a parameter"
+            raise LayoutError(
+                f"{op.described}: {name} is sharded by fully_shard, and only the forward of its module gathers it. "
+                "Call fully_shard for a module that contains all its uses, as for tied weights, or full_tensor() for "
+                "its values."
+            )
+        return super().run(op, inputs)
+
+
+class _Whole(NamedInterpreter):
+    """Runs ops on whole parameters among themselves; refuses to combine them with activations on the tape."""
+
+    def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """Run the op on the arrays of its inputs; a result that is not a number has this interpreter, too.
+
+        Raises:
+            LayoutError: a parameter meets a plain tensor, which differs between the ranks, and needs a gradient.
+        """
+        own = [x for x in inputs if x.interpreter is self]
+        if not (grad_mode.enabled and any(x.requires_grad for x in own)):
+            return None
+        if any(x.interpreter is not self and x.shape for x in inputs):
+            name = next((x.name for x in own if x.name), "a parameter")
+            raise LayoutError(
+                f"{op.described}: the gradient of {name} is reduced by fully_shard only where the forward of its "
+                "module reads it. Call fully_shard for a module that contains all its uses, as for tied weights, or "
+                "use detach()."
+            )
+        for x in own:
+            x.interpreter = None
+        try:
+            y: Tensor = op(*inputs)
+        finally:
+            for x in own:
+                x.interpreter = self
+        if y.shape and y.requires_grad:
+            y.interpreter = self
+        return y
+
+
+STORED = _Stored("STORED")
+WHOLE = _Whole("WHOLE")

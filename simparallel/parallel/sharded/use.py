@@ -1,0 +1,319 @@
+"""One use of a group's parameters: what a forward pass reads, and what its backward needs again.
+
+On the tape a use is one op with the slices as inputs, and one op for each whole parameter:
+
+    slices --gather--> one flat tensor --part i--> whole parameter i --> the ops of the module
+
+Backward copies the gradient of each whole parameter to its place in one array, by rank, which is the gradient of the
+flat tensor; the first op reduces it. Ops keep views of the parameters for backward. After forward these are replaced by
+their places in the flat array, so that the array is freed; the op whose backward comes first gathers it again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import Backward, Tensor, running_backward
+from simparallel.autograd.tape import Node, Reversible, grad_mode
+from simparallel.autograd.tree_map import leaves
+from simparallel.backend import Array, get_namespace, is_array
+from simparallel.clock.memory import GRADIENTS, owner_of
+from simparallel.clock.recorder import observer_of
+from simparallel.comm import current
+from simparallel.errors import InputError, UnusedParameterError
+from simparallel.nn.deferred import placeholder
+from simparallel.parallel.ddp.buckets import empty_like
+from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.sharded.group import ShardedGroup
+from simparallel.parallel.sharded.order import UseOrder
+
+
+class Use:
+    """The whole parameters in one forward pass, and in the backward pass of its results.
+
+    Args:
+        group: the parameters.
+        order: of this rank.
+    """
+
+    def __init__(self, group: ShardedGroup, order: UseOrder) -> None:
+        self.group, self.order = group, order
+        self._start = next(grad_mode.numbers)
+        self._stored = list(group.slices)
+        self._flat: Array | None = group.gather()
+        # The running backward, and how many ops of the forward pass it has not reached.
+        self._backward: Backward | None = None
+        self._num_kept = self._num_left = 0
+        self._own_nodes: list[Node] = []
+        self.tensors = self._whole_tensors(self._flat)
+        # The tensors of the forward pass belong to the tape, which refers to this object.
+        self._known: list[weakref.ref[Tensor]] = []
+
+    def _whole_tensors(self, flat: Array) -> list[Tensor]:
+        """Return the tensors that the module computes with."""
+        group, arrays = self.group, self.group.rows.tensors(flat)
+        trained = [i for i, p in enumerate(group.parameters) if p.requires_grad] if grad_mode.enabled else []
+        parts: dict[int, Node] = {}
+        if trained:
+            numbers = tuple(trained)
+            gather = _WholeParameters(self, numbers, group.syncs)
+            # The slices are kept, so that the tape finds out if a step changes them before backward.
+            ctx = SimpleNamespace(needs=(True,) * len(trained), stored=tuple(self._stored[i] for i in trained))
+            node = Node(gather, ctx, [group.parameters[i] for i in trained])  # type: ignore[arg-type]
+            rows = group.rows_of(numbers)
+            whole = Tensor._result(placeholder((rows.size * rows.ranks,), group.travel_dtype), node)
+            for k, i in enumerate(trained):
+                parts[i] = Node(_Part(gather, k), SimpleNamespace(needs=(True,)), (whole,))  # type: ignore[arg-type]
+            self._own_nodes = [node, *parts.values()]
+        return [
+            Tensor._result(array, parts.get(i), p._device)
+            for i, (p, array) in enumerate(zip(group.parameters, arrays, strict=True))
+        ]
+
+    # --- forward ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    @contextmanager
+    def installed(group: ShardedGroup, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Let the modules read these tensors in place of the parameters of a group, inside the block."""
+        places = group.places
+        before = [module._parameters[name] for own in places for module, name in own]
+        for tensor, own in zip(tensors, places, strict=True):
+            for module, name in own:
+                module._parameters[name] = tensor  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            names = [place for own in places for place in own]
+            for (module, name), parameter in zip(names, before, strict=True):
+                module._parameters[name] = parameter
+
+    def end_forward(self, results: Any, reshards: bool) -> None:
+        """Find the ops that keep views of the parameters; with `reshards` drop these views, and so the parameters."""
+        flat, tensors, self.tensors = self._flat, self.tensors, []
+        assert flat is not None
+        # As the youngest: backward then takes each gradient as soon as it is finished, before it goes on.
+        for node in self._own_nodes:
+            node.number = next(grad_mode.numbers)
+        self._own_nodes = []
+        self._known = [weakref.ref(x) for x in tensors]
+        is_freed = flat is not self.group.kept
+        for node in _nodes_since(results, self._start):
+            found = list(_views(node.ctx, flat)) if is_freed else []
+            if not (found or node.op.runs_modules):
+                continue
+            self._num_kept += 1
+            if reshards:
+                for view in found:
+                    view.drop(node.ctx)
+            node.op = _Kept(node.op, self, found if reshards else [])  # type: ignore[assignment]
+        if reshards:
+            # A module may return a parameter itself.
+            returned = set(map(id, leaves(results)))
+            for tensor in tensors:
+                if id(tensor) not in returned:
+                    tensor._data = placeholder(tensor._data.shape, tensor._data.dtype)
+        if reshards or not self._num_kept:
+            self._flat = None
+
+    # --- backward ---------------------------------------------------------------------------------------
+
+    def flat(self) -> Array:
+        """Return the whole parameters, by tensor; gather them if they were freed. Collective: yes, then."""
+        running = running_backward(delivers=True)
+        if self._backward is not running:
+            self._backward, self._num_left = running, self._num_kept
+            if gathers := self._flat is None:
+                self._flat = self.group.gather(self._stored)
+            # If backward does not reach all ops of the forward pass.
+            running.callbacks.append((BEFORE_OTHERS, self.free))
+            self.order.begin(self.group, "backward", gathers)
+        assert self._flat is not None
+        return self._flat
+
+    @contextmanager
+    def installed_again(self, flat: Array, syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
+        """Let modules run as in forward, inside the block: with the same tensors as parameters, and with `syncs`."""
+        tensors = []
+        for known, array, p in zip(self._known, self.group.rows.tensors(flat), self.group.parameters, strict=True):
+            x = known()
+            tensors.append(Tensor._result(array, None, p._device) if x is None else x)
+            tensors[-1]._data = array
+        with self.installed(self.group, tensors), self.order.syncing(syncs):
+            yield
+
+    def count(self) -> None:
+        """Free the whole parameters after the last op that reads them."""
+        self._num_left -= 1
+        if not self._num_left:
+            self.free()
+
+    def free(self) -> None:
+        """Free the whole parameters."""
+        self._flat = None
+
+
+class _WholeParameters(Reversible):
+    """The op that makes whole parameters of slices.
+
+    Args:
+        use: of which forward pass.
+        numbers: of the parameters that need a gradient.
+        syncs: backward reduces the gradients.
+    """
+
+    def __init__(self, use: Use, numbers: tuple[int, ...], syncs: bool) -> None:
+        self._use, self.numbers, self._syncs = use, numbers, syncs
+        self.group, self.rows = use.group, use.group.rows_of(numbers)
+        self.arrived: set[int] = set()
+
+    def new_gradients(self, like: Array) -> Array:
+        """Return an array of zeros, by rank, which peers can read in place."""
+        array = empty_like(like, self.rows.size * self.rows.ranks, current(), self.group.travel_dtype)
+        array[...] = 0
+        return array
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        group, arrived, self.arrived = self.group, self.arrived, set()
+        if group.partial is not None:
+            numbers, before, already = group.partial
+            if numbers != self.numbers:
+                raise InputError(
+                    f"fully_shard: parameters of {group.name} were frozen or released since gradients were "
+                    "accumulated without synchronisation; reduce these gradients first, or call zero_grad()."
+                )
+            before += dy
+            arrived, group.partial = arrived | already, None
+            if self._syncs and before.dtype != dy.dtype:
+                dy[...] = before
+            else:
+                dy = before
+        if not self._syncs:
+            group.partial = self.numbers, dy.astype(group.sum_dtype, copy=False), arrived
+            observer_of(group.parameters[0]._device).memory.hold(group.partial[1], GRADIENTS)
+        else:
+            unused = [group.parameters[i].name for k, i in enumerate(self.numbers) if k not in arrived]
+            if unused:
+                raise UnusedParameterError(
+                    f"fully_shard, rank {current().rank}: no gradient reached {', '.join(unused)}, and other "
+                    f"parameters of {group.name} have one. Use every parameter in the loss, or call "
+                    "requires_grad_(False) on those that stay fixed.",
+                    names=unused,
+                )
+            self._use.order.reduce(group, self.numbers, dy)
+        return (None,) * len(self.numbers)
+
+    def __repr__(self) -> str:
+        return f"parameters of {self.group.name}"
+
+
+class _Part(Reversible):
+    """The op that takes one whole parameter out of the flat tensor."""
+
+    accumulates = True
+
+    def __init__(self, gather: _WholeParameters, k: int) -> None:
+        self._gather, self._k = gather, k
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        by_rank = self._gather.new_gradients(dy) if ctx.accumulate_into is None else ctx.accumulate_into
+        self._gather.rows.put(by_rank, self._k, dy)
+        self._gather.arrived.add(self._k)
+        return (by_rank,)
+
+    def __repr__(self) -> str:
+        return repr(self._gather)
+
+
+class _Kept(Reversible):
+    """An op that keeps views of whole parameters for backward; its own context gets them back just before.
+
+    The views are kept here and not with the use, which the tape refers to: a cycle would delay that memory is freed.
+    """
+
+    def __init__(self, op: Any, use: Use, views: Sequence[_View]) -> None:
+        self._op, self._use, self._views = op, use, views
+        # Groups that run again gather anew; the place of the first run decides whether they reduce gradients.
+        self._syncs = use.order.syncs() if op.runs_modules else {}
+        self.accumulates, self.fills_grad_buffers = op.accumulates, op.fills_grad_buffers
+        self.is_product, self.runs_modules, self.consumed = op.is_product, op.runs_modules, op.consumed
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        flat = self._use.flat()
+        for view in self._views:
+            view.bring_back(ctx, flat)
+        with self._use.installed_again(flat, self._syncs) if self._op.runs_modules else nullcontext():
+            found: Sequence[Array | None] = self._op.run_backward(ctx, dy)
+        self._use.count()
+        return found
+
+    def __repr__(self) -> str:
+        return repr(self._op)
+
+
+class _View(NamedTuple):
+    """A view of a flat array among the values that an op keeps: its name, its number in a tuple, and its place."""
+
+    name: str
+    item: int | None
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def drop(self, ctx: Any) -> None:
+        self._set(ctx, None)
+
+    def bring_back(self, ctx: Any, flat: Array) -> None:
+        if isinstance(flat, np.ndarray):
+            array: Array = np.ndarray.__new__(
+                type(flat), self.shape, flat.dtype, flat, self.offset * flat.itemsize, self.strides
+            )
+        else:
+            array = get_namespace(flat).lib.stride_tricks.as_strided(flat[self.offset :], self.shape, self.strides)
+        self._set(ctx, array)
+
+    def _set(self, ctx: Any, array: Array | None) -> None:
+        if self.item is None:
+            setattr(ctx, self.name, array)
+            return
+        kept = getattr(ctx, self.name)
+        setattr(ctx, self.name, (*kept[: self.item], array, *kept[self.item + 1 :]))
+
+
+def _views(ctx: Any, flat: Array) -> Iterator[_View]:
+    """Yield the views of the array among the values that an op keeps."""
+    for name, value in tuple(vars(ctx).items()):
+        if isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if is_array(item) and owner_of(item) is flat:
+                    yield _View(name, index, _offset(item, flat), item.shape, item.strides)
+        elif is_array(value) and owner_of(value) is flat:
+            yield _View(name, None, _offset(value, flat), value.shape, value.strides)
+
+
+def _address(array: Array) -> int:
+    found: int = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return found
+
+
+def _offset(view: Array, flat: Array) -> int:
+    return (_address(view) - _address(flat)) // flat.itemsize
+
+
+def _nodes_since(results: Any, start: int) -> Iterator[Node]:
+    """Yield the nodes of the tape behind these results that are younger than `start`."""
+    stack = [x._node for x in leaves(results) if isinstance(x, Tensor)]
+    seen: set[int] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node.number < start or id(node) in seen or node.ctx is None:
+            continue
+        seen.add(id(node))
+        yield node
+        stack += [x._node for x, needed in zip(node.inputs, node.ctx.needs, strict=True) if needed]

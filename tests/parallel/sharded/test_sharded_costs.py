@@ -1,0 +1,139 @@
+"""What sharding costs: collectives, bytes and memory, as the formulas have them; and what it makes possible."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from sharded_programs import gpt, mlp, shard, train
+
+import simparallel as sp
+from simparallel.clock.recorder import current_recorder
+from simparallel.errors import RunFailedError
+
+
+def _padded(model: Any, ranks: int) -> int:
+    """Return the elements of a model with each tensor's rows padded to a multiple of the ranks."""
+    return sum(-(-p.shape[0] // ranks) * ranks * p.size // p.shape[0] for p in model.parameters())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("make", [mlp, gpt])
+def test_collectives_and_bytes(make, ranks):
+    """L blocks and the rest: L + 1 groups; a block is gathered twice, the rest once, as backward uses it first."""
+    blocks = 2
+    model = make()
+    size = 4 * _padded(model, ranks)
+    rest = size - 4 * sum(_padded(block, ranks) for block in _blocks(model))
+    share = (ranks - 1) / ranks
+    gathered = {"SSS": (2 * blocks + 1, 2 * size - rest), "RSS": (blocks + 1, size), "RPS": (blocks + 1, size)}
+    for letters, (count, size_bytes) in gathered.items():
+        found = sp.launch(train, (make, letters), world_size=ranks, transport="inline")[0]
+        assert found.collectives == {"all_gather": count, "reduce_scatter": blocks + 1}
+        assert found.sent_bytes["all_gather"] == round(share * size_bytes)
+        assert found.sent_bytes["reduce_scatter"] == round(share * size)
+    # Parameters that stay until backward are not gathered ahead for it.
+    found = sp.launch(train, (make, "SSS"), {"reshards": False}, world_size=ranks, transport="inline")[0]
+    assert found.collectives == {"all_gather": blocks + 1, "reduce_scatter": blocks + 1}
+    found = sp.launch(train, (make, "DDP"), world_size=ranks, transport="inline")[0]
+    assert found.sent_bytes["all_reduce"] == round(2 * share * 4 * sum(p.size for p in model.parameters()))
+
+
+def _blocks(model: Any) -> list[Any]:
+    return list(model.blocks) if hasattr(model, "blocks") else [x for x in model if isinstance(x, sp.nn.Linear)][:-1]
+
+
+WIDTH, BLOCKS = 64, 6
+
+
+def _peak(letters: str, prefetches: bool = True) -> dict[str, int]:
+    """Return the bytes of states at the peak of a step: blocks of one matrix each, and next to no activations."""
+    model = sp.nn.Sequential(*(sp.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
+    if letters == "DDP":
+        run: Any = sp.parallel.DistributedDataParallel(model)
+    else:
+        run = shard(model, letters)
+    step = sp.optim.Adam(model.parameters())
+    memory = current_recorder().memory
+    for _ in range(3):
+        step.zero_grad()
+        memory.peak = 0
+        run(np.ones((1, WIDTH), np.float32)).sum().backward()
+        step.step()
+    at_peak = dict(memory.at_peak)
+    return {name: at_peak[name] for name in ("parameters", "gradients", "optimizer state", "buffers")}
+
+
+def test_peak_of_states():
+    """Slices of everything; and whole: the gradient that is reduced, the one that is computed, twice, and the block of
+    the op that follows."""
+    ranks, block = 4, WIDTH * WIDTH * 4
+    model = BLOCKS * block
+    moments, prefetched, work_array = 2, 1, block // ranks
+    by_formula = model // ranks * (1 + moments + 1) + (2 + prefetched) * block - (1 + prefetched) * block // ranks
+    found = sp.launch(_peak, ("SSS",), world_size=ranks, transport="inline")[0]
+    # The input of a reduce-scatter comes on top.
+    assert by_formula - block < sum(found.values()) - work_array <= by_formula + block
+    assert found["parameters"] == model // ranks
+    assert found["optimizer state"] == moments * model // ranks + work_array
+    assert found["buffers"] == block
+    kept = sp.launch(_peak, ("RSS",), world_size=ranks, transport="inline")[0]
+    assert kept["parameters"] == model
+    assert kept["optimizer state"] == moments * model // ranks + work_array
+    assert kept["gradients"] <= model // ranks + 3 * block
+    everywhere = sp.launch(_peak, ("DDP",), world_size=ranks, transport="inline")[0]
+    assert sum(everywhere.values()) >= (2 + moments) * model
+
+
+def _train_large(letters: str) -> list[float]:
+    sp.manual_seed(0)
+    # A rank draws its slices alone.
+    with sp.parallel.no_init_parameters() if letters != "DDP" else nullcontext():
+        model = mlp((5, 300, 300, 300, 300, 300, 3))
+    run = shard(model, letters) if letters != "DDP" else sp.parallel.DistributedDataParallel(model)
+    step = sp.optim.Adam(model.parameters(), lr=0.01)
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((8, 5)).astype(np.float32), draw.integers(0, 3, 8)
+    losses = []
+    for _ in range(8):
+        step.zero_grad()
+        loss = sp.functions.cross_entropy(run(x), y)
+        loss.backward()
+        step.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_model_larger_than_a_device_trains():
+    settings: Any = {"world_size": 4, "transport": "inline", "device_memory": "4MB"}
+    losses = sp.launch(_train_large, ("SSS",), **settings)[0]
+    assert losses[-1] < losses[0] - 0.2
+    # 360,000 parameters of 4 bytes, and as many gradients and states of Adam.
+    with pytest.raises(RunFailedError, match="DeviceOutOfMemoryError"):
+        sp.launch(_train_large, ("DDP",), **settings)
+
+
+def _large_gpt(layers: int, width: int) -> None:
+    with sp.parallel.no_init_parameters():
+        model = sp.models.gpt(51200, 1024, num_layers=layers, num_heads=width // 128, width=width)
+    run = shard(model, "SSS")
+    step = sp.optim.Adam(model.parameters())
+    tokens = np.zeros((1, 1024), np.int64)
+    scores = run(tokens)
+    sp.functions.cross_entropy(scores.reshape(1024, -1), tokens.reshape(-1)).backward()
+    step.step()
+
+
+def test_dry_run_of_many_ranks():
+    """A GPT of 6.7 billion parameters: all ranks are alike, and two of them run."""
+    layers, width, ranks = 32, 4096, 1024
+    found = sp.dry_run(_large_gpt, (layers, width), world_size=ranks)
+    block = 4 * (12 * width * width + 13 * width)
+    rest = 4 * (51200 + 1024 + 2) * width
+    memory = found.memory[0]
+    # A rank has slices only, from the first line on, and the embeddings and one block beside them.
+    slices = (rest + layers * block) // ranks
+    assert slices + rest < memory["at_peak"]["parameters"] <= 1.02 * slices + rest + block
+    assert slices <= memory["live"]["parameters"] <= 1.02 * slices

@@ -1,0 +1,314 @@
+"""What `fully_shard` refuses, and what cannot go wrong in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from refusals import refused
+from sharded_programs import gpt, mlp, shard
+
+import simparallel as sp
+from simparallel.errors import AutogradError, InputError, LayoutError, ShapeError, UnusedParameterError
+from simparallel.parallel import fully_shard
+
+
+@pytest.mark.parametrize("letters", ["SPS", "SSR", "SRS", "RRR", "RRS", "RSR", "PSS", "RPP", "SPR", "XSS"])
+def test_combinations_without_a_step_are_refused(letters):
+    with refused(InputError):
+        fully_shard(mlp(), parameter=letters[0], gradient=letters[1], state=letters[2])
+
+
+def _scalar() -> Any:
+    net = mlp()
+    net.scale = sp.nn.Parameter(np.float32(1.0))
+    return fully_shard(net)
+
+
+def _two_dtypes() -> Any:
+    return fully_shard(sp.nn.Sequential(sp.nn.Linear(2, 2), sp.nn.Linear(2, 2, dtype=np.float64)))
+
+
+def _with_state() -> Any:
+    net = mlp()
+    step = sp.optim.Adam(net.parameters())
+    net(np.ones((1, 5), np.float32)).sum().backward()
+    step.step()
+    net.zero_grad()
+    return fully_shard(net)
+
+
+def _with_gradient() -> Any:
+    net = mlp()
+    net(np.ones((1, 5), np.float32)).sum().backward()
+    return fully_shard(net)
+
+
+def _cut_already() -> Any:
+    net = mlp()
+    sp.parallel.distribute_module(net, sp.Layout((1,), ("tp",)))
+    return fully_shard(net)
+
+
+def _tied_between_groups() -> Any:
+    net = sp.nn.Sequential(sp.nn.Linear(3, 3), sp.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    fully_shard(net[0])
+    return fully_shard(net)
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "no module": lambda: fully_shard(3),  # type: ignore[type-var]
+    "a flag": lambda: fully_shard(mlp(), reshard_after_forward=2),  # type: ignore[arg-type]
+    "freed and kept": lambda: fully_shard(mlp(), parameter="R", reshard_after_forward=True),
+    "a policy": lambda: fully_shard(mlp(), mp_policy="float16"),  # type: ignore[arg-type]
+    "buffers": lambda: fully_shard(mlp(), mp_policy=sp.parallel.MixedPrecision(buffer_dtype="float16")),
+    "twice": lambda: fully_shard(fully_shard(mlp())),
+    "no parameters": lambda: fully_shard(sp.nn.ReLU()),
+    "an axis": lambda: fully_shard(mlp(), axis=3),
+    "two axes": lambda: fully_shard(mlp(), axis=("replicate", "shard")),
+    "a mesh": lambda: fully_shard(mlp(), sp.Mesh((1,), ("dp",))),
+    "a scalar": _scalar,
+    "two dtypes": _two_dtypes,
+    "with state": _with_state,
+    "with gradients": _with_gradient,
+    "cut already": _cut_already,
+    "in a DDP": lambda: fully_shard(sp.parallel.DistributedDataParallel(mlp()).module),
+    "mixed precision": lambda: fully_shard(sp.nn.auto_mixed_precision(mlp(), "O1")),
+    "tied between groups": _tied_between_groups,
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_modules_that_cannot_be_groups(what):
+    with refused(InputError):
+        REFUSED[what]()
+
+
+def test_copies_are_refused():
+    from copy import deepcopy
+    from pickle import dumps
+
+    net = fully_shard(mlp())
+    for copied in (deepcopy, dumps):
+        with pytest.raises(TypeError, match="sharded and cannot be"):
+            copied(net)
+
+
+def _both(program: Callable[[], None]) -> Any:
+    return sp.launch(program, world_size=2, transport="inline")
+
+
+def test_root_outside_of_groups_is_refused():
+    def program() -> None:
+        model = gpt()
+        for block in model.blocks:
+            fully_shard(block)
+        step = sp.optim.Adam(model.parameters())
+        before = {name: p.data.copy() for name, p in model.named_parameters()}
+        with refused(InputError):
+            model(np.zeros((1, 8), np.int64)).sum().backward()
+        step.zero_grad()
+        for name, p in model.named_parameters():
+            np.testing.assert_array_equal(p.data, before[name])
+
+    _both(program)
+
+
+@pytest.mark.parametrize("letters", ["SSS", "RSS"])
+def test_gathered_parameters_are_never_stale(letters):
+    """Parameters that were gathered ahead, or are kept whole, are gathered again after any write."""
+
+    def program() -> None:
+        model = fully_shard(sp.nn.Linear(4, 3), parameter=letters[0], gradient=letters[1], state=letters[2])
+        x = np.ones((1, 4), np.float32)
+        for value in (1.0, 2.0):
+            model.unshard()
+            for p in model.parameters():
+                p.data[...] = value
+                p.data = p.data  # the write is noted
+            assert model(x).tolist() == [[5 * value] * 3]
+        for p in model.parameters():
+            p.data = np.full(p.data.shape, 3.0, np.float32)
+        assert model(x).tolist() == [[15.0] * 3]
+        model.unshard()
+        model.reshard()
+        model.load_full_state_dict({"weight": np.zeros((3, 4), np.float32), "bias": np.ones(3, np.float32)})
+        assert model(x).tolist() == [[1.0] * 3]
+
+    _both(program)
+
+
+@pytest.mark.parametrize("what", ["replaced", "converted"])
+@pytest.mark.parametrize("letters", ["RPR", "RSS", "SSS"])
+def test_parameters_that_are_not_those_of_the_group(what, letters):
+    def program() -> None:
+        model = shard(mlp(), letters)
+        if what == "replaced":
+            model[2].weight = sp.nn.Parameter(np.zeros((9, 7), np.float32))
+        else:
+            model.double()
+        with refused(InputError):
+            model(np.ones((2, 5), np.float32))
+
+    _both(program)
+
+
+def test_changes_before_backward_are_an_error():
+    def program(letters: str) -> None:
+        model = shard(mlp(), letters)
+        step = sp.optim.SGD(model.parameters(), lr=0.1)
+        losses = [model(np.ones((2, 5), np.float32)).sum() for _ in range(2)]
+        losses[0].backward()
+        step.step()
+        with pytest.raises(AutogradError, match="has changed since forward"):
+            losses[1].backward()
+
+    for letters in ("SSS", "RSS"):
+        sp.launch(program, (letters,), world_size=3, transport="inline")
+
+
+def test_unused_parameters_are_named():
+    class Net(sp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = sp.nn.Linear(3, 3), sp.nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.used(x)
+
+    def program() -> None:
+        with refused(UnusedParameterError):
+            fully_shard(Net())(np.ones((1, 3), np.float32)).sum().backward()
+
+    _both(program)
+
+
+def test_stored_parameter_outside_of_its_module():
+    def program() -> None:
+        model = gpt()
+        fully_shard(model.tokens)
+        with refused(LayoutError):
+            model(np.zeros((1, 8), np.int64))
+
+    _both(program)
+
+
+def test_whole_parameter_outside_of_its_module():
+    """Every rank has the values, but nobody would reduce the gradient of this use."""
+
+    class Tied(sp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.norm = sp.nn.Linear(4, 3, bias=False), sp.nn.LayerNorm(3)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.into(x)) @ self.into.weight.T.T
+
+    def program() -> None:
+        model, x = Tied(), np.ones((2, 4), np.float32)
+        for part in (model.into, model):
+            fully_shard(part, **dict(zip(("parameter", "gradient", "state"), "RPR", strict=True)))
+        with refused(LayoutError):
+            model(x)
+        with sp.no_grad():
+            model(x)
+        # A penalty is the same on all ranks.
+        penalty = (model.into.weight * model.into.weight).sum() * 0.5
+        penalty.backward()
+        np.testing.assert_array_equal(model.into.weight.grad.numpy(), model.into.weight.numpy())
+
+    _both(program)
+
+
+def test_automatic_parallelism_is_refused():
+    def program() -> None:
+        model = shard(mlp(), "SSS")
+        with refused(InputError):
+            sp.parallel.AutoParallel(lambda x: model(x))(np.ones((2, 5), np.float32))
+
+    _both(program)
+
+
+def test_wrapping_again_is_refused():
+    def program() -> None:
+        with refused(InputError):
+            sp.parallel.DistributedDataParallel(shard(mlp(), "SSS"))
+
+    _both(program)
+
+
+def test_errors_leave_the_parameters_in_place():
+    def program() -> None:
+        model = shard(gpt(), "SSS")
+        before = dict(model.named_parameters())
+        with pytest.raises(ShapeError):
+            model(np.zeros((1, 9), np.int64))
+        assert dict(model.named_parameters()) == before
+        model(np.zeros((1, 8), np.int64)).sum().backward()
+
+    _both(program)
+
+
+def test_model_of_a_pipeline_is_refused():
+    def program() -> None:
+        mesh = sp.Mesh((2, 1), ("pp", "shard"))
+        model = fully_shard(mlp(), sp.Mesh((1, 2), ("pp", "shard")))
+        pipeline = sp.parallel.Pipeline(model, sp.nn.CrossEntropyLoss(), microbatches=2, mesh=mesh, balance=(3, 2))
+        with refused(InputError):
+            pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
+
+    _both(program)
+
+
+class _Table(sp.nn.Module):
+    """A module whose result is its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = sp.nn.Parameter(np.arange(6, dtype=np.float32).reshape(3, 2))
+
+    def forward(self) -> Any:
+        return self.weight
+
+
+@pytest.mark.parametrize("letters", ["RSS", "SSS"])
+def test_a_parameter_may_be_the_result(letters):
+    class Net(sp.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = _Table(), sp.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x * self.table())
+
+    def program() -> None:
+        model, x = Net(), np.full((3, 2), 2, np.float32)
+        expected = model(x).numpy()
+        for part in (model.table, model):
+            fully_shard(part, parameter=letters[0], gradient=letters[1], state=letters[2])
+        y = model(x)
+        np.testing.assert_array_equal(y.numpy(), expected)
+        y.sum().backward()
+        slopes = 2 * model.layer.weight.full_tensor().numpy().sum(axis=0)
+        np.testing.assert_allclose(model.table.weight.grad.full_tensor().numpy(), np.tile(slopes, (3, 1)), rtol=1e-6)
+        with sp.no_grad():
+            np.testing.assert_array_equal(model(x).numpy(), expected)
+
+    _both(program)
+
+
+def test_only_floating_point_inputs_are_cast():
+    class Net(sp.nn.Linear):
+        def forward(self, x: Any, rows: Any = None) -> Any:
+            assert x.dtype == np.float16
+            assert type(rows) is np.ndarray
+            return super().forward(x)[rows]
+
+    def program() -> None:
+        model = fully_shard(Net(3, 2), mp_policy=sp.parallel.MixedPrecision("float16"))
+        assert model(np.ones((2, 3), np.float32), rows=np.array([1])).shape == (1, 2)
+
+    _both(program)

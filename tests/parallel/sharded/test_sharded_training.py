@@ -1,0 +1,282 @@
+"""ZeRO changes no arithmetic: losses and weights are those of DistributedDataParallel, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sharded_programs import LETTERS, OPTIMIZERS, CheckpointInside, CheckpointOutside, Trained, gpt, mlp, shard, train
+
+import simparallel as sp
+
+MODELS = {"mlp": mlp, "gpt": gpt}
+PAIR = ("replicate", "shard")
+
+
+def run(ranks: int, *args: Any, transport: str = "inline", **kwargs: Any) -> list[Trained]:
+    return list(sp.launch(train, args, kwargs, world_size=ranks, transport=transport))
+
+
+def assert_same(found: list[Trained], expected: list[Trained]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a.losses == b.losses
+        assert a.weights.keys() == b.weights.keys()
+        for name, value in a.weights.items():
+            np.testing.assert_array_equal(value, b.weights[name], err_msg=name)
+
+
+def assert_close(found: list[Trained], expected: list[Trained]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.losses, b.losses, rtol=1e-5)
+        for name, value in a.weights.items():
+            np.testing.assert_allclose(value, b.weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize(("model", "ranks", "optimizer"), [("mlp", 3, "adamw"), ("gpt", 4, "momentum")])
+def test_steps_equal_ddp(model, ranks, optimizer, letters):
+    assert_same(run(ranks, MODELS[model], letters, optimizer), run(ranks, MODELS[model], "DDP", optimizer))
+
+
+@pytest.mark.matrices
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_all_steps_equal_ddp(model, optimizer):
+    for ranks in (1, 2, 3, 4, 8):
+        expected = run(ranks, MODELS[model], "DDP", optimizer)
+        for letters in LETTERS:
+            assert_same(run(ranks, MODELS[model], letters, optimizer), expected)
+
+
+@pytest.mark.process
+def test_processes_equal_ddp():
+    assert_same(run(2, gpt, "SSS", "adam", transport="shm"), run(2, gpt, "DDP", "adam", transport="shm"))
+
+
+@pytest.mark.parametrize("letters", ["RSS", "SSS"])
+@pytest.mark.parametrize("checkpoint", [CheckpointInside, CheckpointOutside])
+def test_recomputed_parts(letters, checkpoint):
+    found = run(3, gpt, letters, checkpoint=checkpoint)
+    assert_same(found, run(3, gpt, "DDP"))
+    # A part that runs again finds the parameters that its backward has gathered, and leaves them there.
+    assert found[0].collectives == {"all_gather": 5 if letters == "SSS" else 3, "reduce_scatter": 3}
+
+
+@pytest.mark.parametrize(
+    ("letters", "synchronizes"), [("RPS", True), ("RPS", False), ("RSS", False), ("SSS", False), ("SSS", True)]
+)
+def test_micro_batches(letters, synchronizes):
+    found = run(3, gpt, letters, "adam", micro_batches=3, synchronizes=synchronizes)
+    expected = run(3, gpt, "DDP", "adam", micro_batches=3)
+    waits = letters == "RPS" or not synchronizes
+    # Means of each micro-batch add up in another order than those of the sum.
+    (assert_same if waits else assert_close)(found, expected)
+    assert found[0].collectives["reduce_scatter"] == (3 if waits else 9)
+    assert found[0].collectives["all_gather"] == (15 if letters == "SSS" else 3)
+
+
+def _with_dropout() -> Any:
+    return sp.nn.Sequential(
+        sp.nn.Linear(5, 7), sp.nn.Dropout(0.5), sp.nn.Linear(7, 9), sp.nn.Dropout(0.5), *mlp((9, 3))
+    )
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_ranks_draw_the_masks_of_their_parts(letters):
+    assert_same(run(3, _with_dropout, letters), run(3, _with_dropout, "DDP"))
+    settings: Any = {"mesh": sp.Mesh((2, 2), PAIR), "axis": PAIR}
+    assert_close(run(4, _with_dropout, letters, **settings), run(4, _with_dropout, "DDP"))
+
+
+@pytest.mark.parametrize("letters", ["RPR", "RPS"])
+def test_recomputed_micro_batches(letters):
+    """The first run of a recomputed part decides whether its gradients wait, wherever its backward is called."""
+    settings: Any = {"micro_batches": 3, "checkpoint": CheckpointOutside}
+    found = run(3, gpt, letters, **settings)
+    assert_same(found, run(3, gpt, "DDP", micro_batches=3))
+    assert found[0].collectives["all_reduce" if letters == "RPR" else "reduce_scatter"] == 3
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (3, 2)])
+def test_hybrid_sharding(letters, shape):
+    ranks = shape[0] * shape[1]
+    found = run(ranks, mlp, letters, "adam", mesh=sp.Mesh(shape, PAIR), axis=PAIR)
+    is_one_sum = letters == "RPR" or 1 in shape
+    (assert_same if is_one_sum else assert_close)(found, run(ranks, mlp, "DDP", "adam"))
+    if 1 not in shape and letters == "SSS":
+        assert found[0].collectives == {"all_gather": 5, "reduce_scatter": 3, "all_reduce": 3}
+
+
+@pytest.mark.parametrize("letters", ["RPS", "SSS"])
+def test_clipping_sees_whole_gradients(letters):
+    found, expected = (run(3, gpt, each, clip=0.5) for each in (letters, "DDP"))
+    assert_close(found, expected)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.norms, b.norms, rtol=1e-6)
+        assert a.norms == found[0].norms
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize("reduce_dtype", [None, "float32"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_mixed_precision_equals_ddp(letters, reduce_dtype, ranks):
+    precision = sp.parallel.MixedPrecision("float16", reduce_dtype)
+    found, expected = (run(ranks, mlp, each, "adam", precision=precision) for each in (letters, "DDP"))
+    assert_same(found, expected)
+    if ranks > 1 and letters == "SSS":
+        plain = run(ranks, mlp, letters, "adam")
+        assert found[0].sent_bytes["all_gather"] * 2 == plain[0].sent_bytes["all_gather"]
+
+
+@pytest.mark.parametrize("letters", ["RPR", "RPS", "SSS"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_micro_batches_in_mixed_precision_equal_ddp(letters, ranks):
+    """Gradients of float16 that wait for the last micro-batch add up in the dtype of the parameters."""
+    settings: Any = {"precision": sp.parallel.MixedPrecision("float16"), "micro_batches": 3, "synchronizes": False}
+    assert_same(run(ranks, mlp, letters, "adam", **settings), run(ranks, mlp, "DDP", "adam", **settings))
+
+
+def test_one_rank_needs_no_collective():
+    (found,) = run(1, gpt, "SSS", "adam")
+    assert not found.collectives
+    assert_same([found], run(1, gpt, "DDP", "adam"))
+
+
+def _of_other_values(letters: str, mesh: Any, axis: Any) -> Any:
+    sp.manual_seed(sp.get_rank())
+    return shard(mlp(), letters, mesh=mesh, axis=axis)(np.ones((1, 5), np.float32)).numpy()
+
+
+@pytest.mark.parametrize(("letters", "shape"), [("RPR", (1, 4)), ("RPR", (2, 2)), ("SSS", (2, 2)), ("RSS", (2, 2))])
+def test_replicas_begin_equal(letters, shape):
+    found = sp.launch(_of_other_values, (letters, sp.Mesh(shape, PAIR), PAIR), world_size=4, transport="inline")
+    for values in found:
+        np.testing.assert_array_equal(values, found[0])
+
+
+def _frozen_and_tied() -> Any:
+    model = gpt()
+    model.positions.weight.requires_grad = False
+    for p in model.blocks[0].parameters():
+        p.requires_grad = False
+    return model
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_frozen_parameters(letters):
+    found = run(3, _frozen_and_tied, letters, "adam")
+    assert_same(found, run(3, _frozen_and_tied, "DDP", "adam"))
+
+
+def _integers(letters: str) -> Any:
+    """Return gradients that are small integers: then all orders of a sum are equal."""
+    sp.manual_seed(1)
+    model = sp.nn.Sequential(*(sp.nn.Linear(6, 6, dtype=np.float64) for _ in range(3)))
+    for p in model.parameters():
+        p.data[...] = np.random.default_rng(p.size).integers(-2, 3, p.shape)
+    run = sp.parallel.DistributedDataParallel(model) if letters == "DDP" else shard(model, letters)
+    draw = np.random.default_rng(sp.get_rank())
+    for _ in range(2):
+        y = run(sp.Tensor(draw.integers(-3, 4, (2, 6)).astype(np.float64)))
+        (y * draw.integers(-2, 3, (2, 6))).sum().backward()
+    return {name: p.grad.full_tensor().numpy() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_sums_in_any_order_are_exact(letters):
+    expected = sp.launch(_integers, ("DDP",), world_size=4, transport="inline")[0]
+    for found in sp.launch(_integers, (letters,), world_size=4, transport="inline"):
+        for name, value in found.items():
+            np.testing.assert_array_equal(value, expected[name])
+
+
+# --- checkpoints -------------------------------------------------------------------------------------
+
+
+def _trained(letters: str, folder: Any, before: int, after: int, restores: bool) -> dict[str, Any]:
+    """Train `before` steps on equal batches, save or restore, and train `after` more."""
+    sp.manual_seed(0 if not restores else 5)
+    model = mlp()
+    shard(model, letters)
+    step = sp.optim.Adam(model.parameters(), lr=0.01)
+    manager = sp.train.CheckpointManager(folder)
+    draw = np.random.default_rng(7)
+    given = [(draw.standard_normal((4, 5)).astype(np.float32), draw.integers(0, 3, 4)) for _ in range(before + after)]
+
+    def run_steps(which: list[Any]) -> None:
+        for x, y in which:
+            step.zero_grad()
+            sp.functions.cross_entropy(model(x), y).backward()
+            step.step()
+
+    if restores:
+        manager.restore(model=model, optimizer=step)
+    else:
+        run_steps(given[:before])
+        manager.save(before, model=model, optimizer=step)
+    run_steps(given[before:])
+    return model.full_state_dict()
+
+
+@pytest.mark.parametrize(("letters", "others"), [("SSS", "SSS"), ("RPS", "SSS"), ("SSS", "RPR")])
+@pytest.mark.parametrize(("ranks", "other_ranks"), [(3, 2), (2, 4), (1, 3)])
+def test_checkpoints_between_numbers_of_ranks(tmp_path, letters, others, ranks, other_ranks):
+    """Equal batches on all ranks: the mean is the gradient of each, whatever their number."""
+    saved = sp.launch(_trained, (letters, tmp_path, 2, 2, False), world_size=ranks, transport="inline")[0]
+    restored = sp.launch(_trained, (others, tmp_path, 2, 2, True), world_size=other_ranks, transport="inline")
+    for found in restored:
+        for name, value in found.items():
+            np.testing.assert_allclose(value, saved[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+# --- pipelines ---------------------------------------------------------------------------------------
+
+
+def _pipeline(letters: str, ranks: tuple[int, int], schedule: str) -> dict[str, Any]:
+    sp.manual_seed(3)
+    model = mlp()
+    mesh = sp.Mesh(ranks, ("pp", "shard"))
+    settings = dict(zip(("parameter", "gradient", "state"), letters, strict=True))
+    for layer in model:
+        if isinstance(layer, sp.nn.Linear):
+            sp.parallel.fully_shard(layer, mesh, **settings)
+    pipeline = sp.parallel.Pipeline(
+        model, sp.nn.CrossEntropyLoss(), microbatches=4, schedule=schedule, mesh=mesh, balance=(3, 2)
+    )
+    step = sp.optim.Adam(pipeline.parameters(), lr=0.01)
+    draw = np.random.default_rng(sp.get_rank() % ranks[1])
+    losses = []
+    for _ in range(3):
+        x, y = draw.standard_normal((8, 5)).astype(np.float32), draw.integers(0, 3, 8)
+        losses.append(pipeline.step(x, y).item())
+        step.step()
+        step.zero_grad()
+    return {"losses": losses, **{name: p.full_tensor().numpy() for name, p in pipeline.named_parameters()}}
+
+
+def _alone(shards: int) -> dict[str, Any]:
+    sp.manual_seed(3)
+    model = mlp()
+    step = sp.optim.Adam(model.parameters(), lr=0.01)
+    draws = [np.random.default_rng(shard_number) for shard_number in range(shards)]
+    losses = []
+    for _ in range(3):
+        pairs = [(draw.standard_normal((8, 5)).astype(np.float32), draw.integers(0, 3, 8)) for draw in draws]
+        x, y = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        loss = sp.functions.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.item())
+        step.step()
+        step.zero_grad()
+    return {"losses": losses, **{name: p.numpy() for name, p in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("letters", ["SSS", "RSS"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_pipelines_of_groups(letters, schedule):
+    expected = _alone(2)
+    for found in sp.launch(_pipeline, (letters, (2, 2), schedule), world_size=4, transport="inline"):
+        for name, value in found.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
