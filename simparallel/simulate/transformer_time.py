@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +31,12 @@ from simparallel.errors import ClusterError, InputError
 from simparallel.machine import achieved
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.machine.products import MatrixProduct, MatrixUnits
+from simparallel.parallel.pipeline.action import Action
 from simparallel.simulate.transformer import TrainingPlan, Weight
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 
+# A pipeline has a steady state after so many times as many micro-batches as stages.
+_ROUNDS = 3
 # A device of which nothing but its peak is known: products of every shape reach the same share.
 ANY_SHAPE = MatrixUnits(*achieved.ANY_SHAPE)
 
@@ -232,7 +235,9 @@ def step_time(
         bubble = Fraction(_clocked(plan, schedule, stages, 0) - ideal_ps)
         messages_ps = _clocked(plan, schedule, stages, own.messages_ps) - ideal_ps - round(bubble)
     data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in stages), key=sum)
-    seconds = (m * (own.sum_ps - own.messages_ps) + messages_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
+    device_ps = m * (own.sum_ps - own.messages_ps) + messages_ps + bubble + optimizer_ps
+    host_ps = max(0, round(_hosted(plan, schedule, stages, _Work.of(optimizer_ps, 2 * price.issue_ps), device_ps)))
+    seconds = (device_ps + host_ps + data_ps) / PS_PER_S
     peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
     mfu, hfu = (
         float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
@@ -241,7 +246,7 @@ def step_time(
     )
     return StepTime(
         m * own.compute_ps,
-        m * own.host_ps,
+        host_ps,
         m * own.tensor_ps,
         m * own.context_ps,
         m * own.expert_ps,
@@ -254,18 +259,48 @@ def step_time(
     )
 
 
+class _Work(NamedTuple):
+    """Work that an interpreter starts op by op, while the device runs behind it.
+
+    Attributes:
+        device_ps, host_ps: the time that each takes alone.
+        late_ps: from the start of the interpreter to the end of the device, if this had nothing else to do.
+    """
+
+    device_ps: int = 0
+    host_ps: int = 0
+    late_ps: int = 0
+
+    @classmethod
+    def of(cls, device_ps: int, host_ps: int) -> _Work:
+        """Return that of one operation."""
+        return cls(device_ps, host_ps, device_ps)
+
+    def then(self, other: _Work) -> _Work:
+        late_ps = max(self.late_ps + other.device_ps, self.host_ps + other.late_ps)
+        return _Work(self.device_ps + other.device_ps, self.host_ps + other.host_ps, late_ps)
+
+    def repeated(self, count: int) -> _Work:
+        device_ps, host_ps, late_ps = self
+        return _Work(count * device_ps, count * host_ps, late_ps + (count - 1) * max(device_ps, host_ps))
+
+
 class _Stage(NamedTuple):
-    """The time of a stage for one micro-batch [ps]; `backward_ps` is a part of it, of which `weights_ps` is a part."""
+    """The time of a stage for one micro-batch [ps].
+
+    Attributes:
+        backward_ps: a part of `compute_ps`.
+        passes: forward, gradients of inputs, and those of weights if they are computed apart.
+    """
 
     compute_ps: int
-    host_ps: int
     tensor_ps: int
     context_ps: int
     expert_ps: int
     messages_ps: int
     data_ps: int
     backward_ps: int
-    weights_ps: int
+    passes: tuple[_Work, _Work, _Work]
 
     @property
     def sum_ps(self) -> int:
@@ -294,19 +329,56 @@ def _pipelined(each_ps: Sequence[int], message_ps: int, count: int, has_window: 
     return max(chains)
 
 
-def _clocked(plan: TrainingPlan, name: str, stages: dict[int, _Stage], messages_ps: int) -> int:
-    """Return the time of a schedule by its own clock [ps]; exchanges of a stage are spread over its work."""
-    ranks, chunks = plan.pipeline, plan.chunks
-    made = looped_schedule(name, ranks, plan.num_micro_batches, chunks)
+def _clocked(
+    plan: TrainingPlan, schedule: str, stages: dict[int, _Stage], messages_ps: int, optimizer: _Work | None = None,
+    count: int | None = None,
+) -> int:  # fmt: skip
+    """Return the time of a schedule by its own clock [ps].
+
+    Args:
+        plan, schedule, stages: of the step.
+        messages_ps: messages of a micro-batch.
+        optimizer: what devices and their interpreters begin with; None for devices alone.
+        count: number of micro-batches; None for all.
+    """
+    made = looped_schedule(schedule, plan.pipeline, count or plan.num_micro_batches, plan.chunks)
     own = {stage: stages[first] for first, alike in plan.like_stages.items() for stage in alike}
-    forward, backward, weights = [], [], []
-    for stage in range(ranks * chunks):
-        each = own[stage % ranks]
-        spread = (each.sum_ps - each.messages_ps) / (each.compute_ps * chunks)
-        forward.append((each.compute_ps - each.backward_ps) * spread)
-        backward.append((each.backward_ps - each.weights_ps) * spread)
-        weights.append(each.weights_ps * spread)
-    return round(made.cost(forward, backward, weights, messages_ps / (2 * chunks)).makespan)
+
+    def work(action: Action) -> _Work:
+        forward, inputs, weights = own[action.stage % plan.pipeline].passes
+        each = {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)}[action.kind]
+        return _Work(*(ps // plan.chunks for ps in each))
+
+    graph = made.graph(lambda action: work(action).device_ps, messages_ps // (2 * plan.chunks))
+    if optimizer is not None:
+        device, *hosts = (graph.add(ps, []) for ps in (optimizer.device_ps, *[optimizer.host_ps] * plan.pipeline))
+        for task, (rank, _, action) in enumerate(graph.each):
+            each = work(action)
+            # The device ends no earlier than `late_ps` after the interpreter began.
+            graph.before[task] += [device, graph.add(each.late_ps - each.device_ps, [hosts[rank]])]
+            hosts[rank] = graph.add(each.host_ps, [hosts[rank]])
+    return max(graph.times.ends)
+
+
+def _hosted(plan: TrainingPlan, schedule: str, stages: dict[int, _Stage], optimizer: _Work, device_ps: Any) -> Any:
+    """Return how much longer than on the devices alone a step takes with interpreters [ps]; see `StepTime.host_ps`.
+
+    The interpreter reads the loss at the end of a step, so that it begins the next one together with the device. It
+    starts the optimizer, all micro-batches, and the sum of the loss over replicas.
+    """
+    p, m, first = plan.pipeline, plan.num_micro_batches, stages[0]
+    if p == 1:
+        forward, backward, weights = first.passes
+        return max(optimizer.then(forward.then(backward).then(weights).repeated(m))) - device_ps
+    if all(work.host_ps <= work.device_ps for stage in stages.values() for work in stage.passes):
+        # After the first pass, the interpreters are ahead.
+        begin = optimizer.then(first.passes[0])
+        return begin.late_ps - begin.device_ps
+    clock = partial(_clocked, plan, schedule, stages, first.messages_ps, optimizer)
+    # After some rounds of the stages, each further one takes the same time.
+    more = max(0, m // p - _ROUNDS)
+    end_ps = clock(m - more * p)
+    return end_ps + (more and more * (end_ps - clock(m - (more + 1) * p))) - device_ps
 
 
 class _Prices:
@@ -314,6 +386,8 @@ class _Prices:
 
     def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, states: ModelStates) -> None:
         self.plan, self.cluster, self.states = plan, cluster, states
+        # The time in which an interpreter starts a kernel, or a collective.
+        self.issue_ps = picoseconds(cluster.device.host_s("", size_bytes=1))
         stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         # Gradients are summed over the devices of a context, too, as each has other tokens.
@@ -323,12 +397,14 @@ class _Prices:
         self.next_stage, self.last_stage = stride, stride * (plan.pipeline - 1)
         self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
-    def kernels(self, kernels: Iterable[Kernel]) -> int:
+    def kernels(self, kernels: Iterable[Kernel]) -> _Work:
         device_s, item = self.cluster.device.device_s, self.plan.item_bytes
-        return sum(
-            picoseconds(device_s(flops, size_bytes, itemsize or item, is_product, products=(product,) if product else ()))
-            for flops, size_bytes, product, is_product, itemsize in kernels
-        )
+        device_ps = host_ps = late_ps = 0
+        for flops, size_bytes, product, is_product, itemsize in kernels:
+            products = (product,) if product else ()
+            ps = picoseconds(device_s(flops, size_bytes, itemsize or item, is_product, products=products))
+            device_ps, late_ps, host_ps = device_ps + ps, max(late_ps, host_ps) + ps, host_ps + self.issue_ps
+        return _Work(device_ps, host_ps, late_ps)
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
         return self.cluster.collective(op, round(size_bytes), tuple(group)).time_ps if len(group) > 1 else 0
@@ -336,27 +412,10 @@ class _Prices:
     def stage(self, stage: int, is_split: bool = False) -> _Stage:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
-        is_joined = _is_by_op(plan, device.software) and not is_split
+        # All gradients of a product, or of a norm, are one operation, which starts once.
+        joined_ps = picoseconds(device.launch_s) if _is_by_op(plan, device.software) and not is_split else 0
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
-        forward_ps = backward_ps = weights_ps = sums_ps = shown = hidden = rounds = exchanges = started = 0
-        for count, work in _stage_work(plan, stage, self.states.gradient, device.software):
-            forward_ps += count * self.kernels(work.forward)
-            backward_ps += count * self.kernels(work.backward)
-            weights_ps += count * self.kernels(work.weights)
-            if is_joined:
-                # All gradients of a product, or of a norm, are one operation, which starts once.
-                weights_ps -= count * len(work.weights) * picoseconds(device.launch_s)
-            started += count * len((*work.forward, *work.backward, *([] if is_joined else work.weights)))
-            shown += count * work.shown
-            hidden += count * work.hidden
-            rounds += count * work.rounds
-            exchanges += count * work.exchanges
-            sums_ps += sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
-        hidden_ps = hidden * reduce_ps
-        if plan.overlap_tensor:
-            hidden_ps = max(0, hidden_ps - weights_ps)
-        tensor_ps = shown * reduce_ps + hidden_ps + sums_ps
         messages_ps = 0
         if plan.pipeline > 1:
             # Each device sends its part to the next stage, whose tensor group puts it together.
@@ -364,16 +423,46 @@ class _Prices:
             if not plan.sequence_parallel:
                 message_ps += self.collective("all_gather", self.micro_batch_bytes, self.tensor_group)
             messages_ps = 2 * plan.chunks * message_ps
-        gradients_ps = backward_ps + weights_ps
-        data_ps = self.zero3(stage, forward_ps, gradients_ps) if plan.zero_stage == 3 else 0
-        expert_ps = exchanges and exchanges * self.exchange_ps()
-        context_ps = rounds and rounds * self.round_ps()
-        compute_ps = forward_ps + gradients_ps
-        times = tensor_ps, context_ps, expert_ps, messages_ps, data_ps
-        # Interpreter and device run side by side, so the longer one counts.
-        started += (shown + hidden) * (plan.tensor > 1) + rounds * (plan.context - 1) + exchanges * (plan.expert > 1)
-        host_ps = max(0, started * picoseconds(self.cluster.device.host_s("", size_bytes=1)) - compute_ps - sum(times))
-        return _Stage(compute_ps, host_ps, *times, gradients_ps, weights_ps)
+        exchange_ps, round_ps, is_end = self.exchange_ps(), self.round_ps(), stage in (0, plan.pipeline - 1)
+
+        def others(reduces: int, rounds: int, exchanges: int, more: int = 0, more_ps: int = 0) -> _Work:
+            """Return the collectives and messages between the kernels of a pass; `more`: the number of further ones."""
+            starts = reduces * (plan.tensor > 1) + rounds * (plan.context - 1) + exchanges * (plan.expert > 1)
+            device_ps = reduces * reduce_ps + rounds * round_ps + exchanges * exchange_ps + more_ps
+            return _Work.of(device_ps, (starts + more) * self.issue_ps)
+
+        tensor_ps = forward_ps = backward_ps = rounds = exchanges = 0
+        messages = (2 - (is_end and plan.chunks == 1)) * (plan.pipeline > 1)
+        forward, inputs, weights = others(0, 0, 0, messages), others(0, 0, 0, messages), _Work()
+        for count, work in _stage_work(plan, stage, self.states.gradient, device.software):
+            first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
+            later_ps = later.device_ps - joined_ps * len(work.weights)
+            hidden_ps = work.hidden * reduce_ps
+            if plan.overlap_tensor:
+                hidden_ps = max(0, hidden_ps - later_ps)
+            sums_ps = sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
+            forward_ps += count * first.device_ps
+            backward_ps += count * (then.device_ps + later_ps)
+            tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
+            rounds += count * work.rounds
+            exchanges += count * work.exchanges
+            # The forward pass of a block has two all-reduces, one round of keys and values, and two exchanges.
+            shown, once, twice = min(work.shown, 2), min(work.rounds, 1), min(work.exchanges, 2)
+            forward = forward.then(first.then(others(shown, once, twice)).repeated(count))
+            more = (work.hidden + len(work.sums)) * (plan.tensor > 1), hidden_ps + sums_ps
+            between = others(work.shown - shown, work.rounds - once, work.exchanges - twice, *more)
+            if is_split:
+                # A bias has no flops; its gradient starts with that of its weight.
+                starts = sum(kernel.flops > 0 for kernel in work.weights)
+                weights = _Work.of(later_ps, starts * self.issue_ps).repeated(count).then(weights)
+            else:
+                # The gradients of an op start together.
+                between = _Work.of(later_ps, 0).then(between)
+            inputs = between.then(then).repeated(count).then(inputs)
+        data_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else 0
+        inputs = inputs.then(_Work.of(data_ps, 0))
+        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, data_ps
+        return _Stage(forward_ps + backward_ps, *times, backward_ps, (forward, inputs, weights))
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
@@ -394,7 +483,7 @@ class _Prices:
             return 0
         features = plan.shape.kv_heads(plan.tensor) * (full.head_size + full.value_size)
         message_ps = self.cluster.message(plan.item_bytes * plan.tokens * features, 0, plan.tensor).time_ps
-        beside_ps = self.kernels(_attention(plan)[0]) // plan.context
+        beside_ps = self.kernels(_attention(plan)[0]).device_ps // plan.context
         return (plan.context - 1) * max(0, message_ps - beside_ps)
 
     def zero3(self, stage: int, forward_ps: int, backward_ps: int) -> int:
@@ -436,7 +525,7 @@ class _Prices:
         # The update reads and writes the optimizer's states, reads gradients twice, once for their norm, and writes
         # parameters.
         moved = 2 * states.optimizer + 2 * states.gradient + states.parameter
-        return exchange_ps, self.kernels([Kernel(0, round(owned * moved))])
+        return exchange_ps, self.kernels([Kernel(0, round(owned * moved))]).device_ps
 
 
 def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: str) -> list[tuple[int, Pass]]:
@@ -457,12 +546,12 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: s
                 (instance(Embedding), (length,), (rows, h)),
                 (instance(Add), (own // length, length, h), (length, h)),
             ]
-        work.append((1, Pass(*_by_op(plan, software, calls), 1, 0)))
+        work.insert(0, (1, Pass(*_by_op(plan, software, calls), 1, 0)))
     elif stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
         lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
         dropout = [Kernel(0, (2 * item + 1) * own * h)] * shape.has_dropout
-        work.append((1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
+        work.insert(0, (1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
     if is_by_op and shape.has_bias:
         # One device adds the biases of the products that end a branch; their gradients travel together.
         work.append((1, Pass([], [], [], 0, 0, sums=(2 * item * h * sum(plan.count_layers(stage)),))))

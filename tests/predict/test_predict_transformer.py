@@ -12,7 +12,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.errors import ClusterError, InputError
-from simparallel.machine.cluster import describe, load_cluster
+from simparallel.machine.cluster import load_cluster
 from simparallel.simulate.config import read_config, shipped
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import MEGATRON_ADAM, activation_bytes, gathered_bytes, state_bytes
