@@ -36,7 +36,7 @@ from simparallel.simulate.transformer import TrainingPlan, Weight
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 
 # A pipeline has a steady state after so many times as many micro-batches as stages.
-_ROUNDS = 3
+_ROUNDS = 2
 # A device of which nothing but its peak is known: products of every shape reach the same share.
 ANY_SHAPE = MatrixUnits(*achieved.ANY_SHAPE)
 
@@ -342,12 +342,15 @@ def _clocked(
         count: number of micro-batches; None for all.
     """
     made = looped_schedule(schedule, plan.pipeline, count or plan.num_micro_batches, plan.chunks)
-    own = {stage: stages[first] for first, alike in plan.like_stages.items() for stage in alike}
+    # Stage -> kind of an action -> its work.
+    own: dict[int, dict[str, _Work]] = {}
+    for first, alike in plan.like_stages.items():
+        forward, inputs, weights = stages[first].passes
+        kinds = {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)}
+        own |= dict.fromkeys(alike, {k: _Work(*(ps // plan.chunks for ps in each)) for k, each in kinds.items()})
 
     def work(action: Action) -> _Work:
-        forward, inputs, weights = own[action.stage % plan.pipeline].passes
-        each = {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)}[action.kind]
-        return _Work(*(ps // plan.chunks for ps in each))
+        return own[action.stage % plan.pipeline][action.kind]
 
     graph = made.graph(lambda action: work(action).device_ps, messages_ps // (2 * plan.chunks))
     if optimizer is not None:
