@@ -22,10 +22,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
-from math import prod
 from time import perf_counter_ns
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +35,8 @@ from simparallel.clock.memory import ACTIVATIONS, MemoryAccount, NullAccount
 from simparallel.clock.recording import EVENTS_PER_RANK, EVENTS_PER_RUN, Recorded, Recording, check_record
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, describe, picoseconds, with_device
-from simparallel.machine.device import COPY, READ
+from simparallel.machine.device import COPY, ISSUE, READ, DeviceWork
 from simparallel.machine.devices import FIRST, SIM, Device
-from simparallel.machine.products import MatrixProduct
 from simparallel.rank_local import RankLocal
 
 if TYPE_CHECKING:
@@ -48,8 +46,25 @@ if TYPE_CHECKING:
 _NO_ARRAYS = frozenset((tuple, bool, int, float, str, np.dtype, NoneType))
 
 
-# The price of work: time on the device [ps], flops, bytes, and the time that the interpreter takes to start it [ps].
-WorkPrice = tuple[int, int, int, int]
+class WorkPrice(NamedTuple):
+    """The price of an operation on a device.
+
+    Attributes:
+        device_ps: its time on the device.
+        host_ps: the time that the interpreter takes to start it.
+        at_peak_ps: the time that its flops take at the peak.
+        work: the operation.
+    """
+
+    device_ps: int
+    host_ps: int = 0
+    at_peak_ps: int = 0
+    work: DeviceWork = DeviceWork()
+
+    @property
+    def measured(self) -> tuple[str, int, int, int]:
+        """Name, flops, bytes and results, on which measured times depend."""
+        return *self.work[:3], self.work.results
 
 
 class Launcher:
@@ -303,12 +318,12 @@ class Recorder:
             return
         self.launcher.wait((self if device is None else self.of(device)).moment())
         if READ in described.host_costs:
-            self.launcher.spend(self._start_ps(READ, results=1))
+            self.launcher.spend(self._start_ps(DeviceWork(READ, results=1)))
 
     def copy_in(self, size_bytes: int) -> None:
         """Let the interpreter copy a host array to the device; the time of copies is that of calibrations alone."""
         if self.launcher is not None and COPY in self.cluster.device.host_costs:
-            self.launcher.spend(self._start_ps(COPY, size_bytes=size_bytes, results=1))
+            self.launcher.spend(self._start_ps(DeviceWork(COPY, 0, size_bytes, results=1)))
 
     def issue(self) -> int:
         """Start a communication; return the moment at which it can begin, as far as this rank is concerned."""
@@ -323,7 +338,7 @@ class Recorder:
     @property
     def issue_ps(self) -> int:
         """The time that the interpreter takes to start a communication, or a graph of operations [ps]."""
-        return self._start_ps("", size_bytes=1)
+        return self._start_ps(ISSUE)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -335,10 +350,10 @@ class Recorder:
         with setting(self.launcher, turns=0):
             yield
 
-    def _start_ps(self, name: str, flops: int = 0, size_bytes: int = 0, results: int = 0) -> int:
+    def _start_ps(self, work: DeviceWork) -> int:
         """Return the time that the interpreter takes to start an operation [ps], see `DeviceSpec.host_s`."""
         device = self.cluster.device
-        host_s = device.host_s(name, flops, size_bytes, results) if device.has_interpreter else device.launch_s
+        host_s = device.host_s(work) if device.has_interpreter else device.launch_s
         return picoseconds(host_s * self.cluster.device_factor(self.rank))
 
     # --- events ----------------------------------------------------------------------------------
@@ -370,38 +385,22 @@ class Recorder:
         """Make a launcher for this device; `now_ps` is a moment."""
         return Launcher(now_ps, turns)
 
-    def price(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> WorkPrice:
-        """Return the price of work on this rank's device.
-
-        Args:
-            name: that of its event.
-            flops, size_bytes, itemsize, results, is_product, products: see `DeviceSpec.time_ps`.
-        """
-        device_s = self.cluster.device.device_s(flops, size_bytes, itemsize, is_product, name, results, products)
-        duration_ps = picoseconds(device_s * self.cluster.device_factor(self.rank))
-        return duration_ps, flops, size_bytes, self._start_ps(name, flops, size_bytes, results)
+    def price(self, work: DeviceWork) -> WorkPrice:
+        """Return the price of work on this rank's device."""
+        device = self.cluster.device
+        duration_ps = picoseconds(device.device_s(work) * self.cluster.device_factor(self.rank))
+        at_peak_ps = picoseconds(work.flops / device.peak(work.itemsize, work.is_product))
+        return WorkPrice(duration_ps, self._start_ps(work), at_peak_ps, work)
 
     def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> WorkPrice:
         """Return the price of an op's forward, or with `needs` of its backward for these gradients."""
-        work, products = op.cost(plan, self.cluster.device.software, needs)
-        name = op.name if needs is None else op.backward_name
-        itemsize, results = plan.output.dtype.itemsize, prod(plan.output.shape)
-        return self.price(name, *work, itemsize, results, op.is_matrix_product, products)
+        return self.price(op.cost(plan, self.cluster.device.software, needs))
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
     ) -> None:
         """Advance the compute stream by `price` and record the event."""
-        duration_ps, flops, size_bytes, host_ps = price
+        duration_ps, host_ps, _, work = price
         if self._jitter is not None:
             duration_ps = round(duration_ps * next(self._jitter))
         # The operation starts once the stream is free and the interpreter has reached it.
@@ -415,9 +414,9 @@ class Recorder:
         rows = self._rows
         if rows is not None:
             rows.append((
-                self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps, flops,
-                size_bytes, 0, (), -1, self._number, tuple(self.memory.live.values()) if self._notes_memory else (), (),
-                "", layer,
+                self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps, work.flops,
+                work.size_bytes, 0, (), -1, self._number,
+                tuple(self.memory.live.values()) if self._notes_memory else (), (), "", layer,
             ))  # fmt: skip
             if len(rows) >= self._limit:
                 self._recording.thin(self.step)
@@ -483,7 +482,7 @@ class Recorder:
         key: tuple[Any, ...] = name, *work
         price = self.prices.get(key)
         if price is None:
-            price = self.prices[key] = self.price(*key)
+            price = self.prices[key] = self.price(DeviceWork(*key))
         self.compute(name, kind, wall_start_ns, perf_counter_ns(), price)
 
     def copy_to(self, other: Recorder, name: str, wall_start_ns: int, wall_end_ns: int, size_bytes: int) -> None:
@@ -494,7 +493,7 @@ class Recorder:
         """
         assert self.launcher is not None
         # One copy at a time through each port and direction.
-        launched_ps = self.launcher.launch(self._start_ps(name, size_bytes=size_bytes))
+        launched_ps = self.launcher.launch(self._start_ps(DeviceWork(name, 0, size_bytes)))
         after = self.moment(), self.moment(COPY_OUT), other.moment(COPY_IN), launched_ps
         start_ps = max(after)
         cost = self.cluster.copy(size_bytes)

@@ -144,7 +144,7 @@ class GpuStopwatch(Stopwatch):
     ) -> None:
         if self._found is not None:
             # Not `wall_start_ns`, because the clock may be another one.
-            self._note(self._work[id(price)], self._began_ns)
+            self._note(price.measured, self._began_ns)
 
     def begin(self, name: str, plan: Any = None) -> int:
         self._began_ns = self.now_ns()

@@ -18,8 +18,7 @@ from simparallel.clock.recorder import Launcher, Recorder, WorkPrice
 from simparallel.clock.shared_links import Interference
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph, Times
-from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
-from simparallel.machine.products import MatrixProduct
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec
 
 
 class _KeptBytes:
@@ -127,24 +126,8 @@ class WorkRecorder(Recorder):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.at_peak_ps: Counter[tuple[int, bool]] = Counter()
-        # Id of a price, which is kept -> time at peak [ps].
-        self._at_peak_of: dict[int, int] = {}
         if self.cluster.device.software != "plain":
             self.memory = TwoAccounts(self.memory.limit_bytes, self.memory.who)
-
-    def price(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> WorkPrice:
-        price = super().price(name, flops, size_bytes, itemsize, results, is_product, products)
-        self._at_peak_of[id(price)] = picoseconds(flops / self.cluster.device.peak(itemsize, is_product))
-        return price
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
@@ -152,7 +135,7 @@ class WorkRecorder(Recorder):
         start_ps = self.clock_ps[COMPUTE]
         super().compute(name, kind, wall_start_ns, wall_end_ns, price, layer)
         # Measured operations may be faster than the described peak.
-        at_peak_ps = min(self._at_peak_of[id(price)], self.clock_ps[COMPUTE] - start_ps)
+        at_peak_ps = min(price.at_peak_ps, self.clock_ps[COMPUTE] - start_ps)
         self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
 
     @property

@@ -21,7 +21,7 @@ from simparallel.layout.movement import Digits, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.sharding import Placement
 from simparallel.machine.cluster import ClusterSpec, picoseconds
-from simparallel.machine.products import MatrixProduct
+from simparallel.machine.device import ISSUE, DeviceWork
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
 from simparallel.parallel.operator.op_call import OpCall
@@ -95,7 +95,7 @@ class Prices:
         factors = [cluster.device_factor(rank) for rank in range(self.device_num)]
         self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
         # The time that interpreters take to start a communication; None without interpreters.
-        self.issue_ps = self._each(cluster.device.host_s("", size_bytes=1)) if cluster.device.has_interpreter else None
+        self.issue_ps = self._each(cluster.device.host_s(ISSUE)) if cluster.device.has_interpreter else None
         self._ways: dict[Any, tuple[Events, int]] = {}
         self._exchanges: dict[Any, TimedCollective] = {}
         self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
@@ -149,7 +149,7 @@ class Prices:
 
     def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> TimedCompute:
         """Return the event of an optimizer's step."""
-        return self._work(f"{name}.step", flops, size_bytes, itemsize, tensors)
+        return self._work(DeviceWork(f"{name}.step", flops, size_bytes, itemsize, tensors))
 
     def _asked(self, call: OpCall) -> list[Events]:
         """Return the collectives that the op itself calls in forward, and those in backward."""
@@ -277,7 +277,7 @@ class Prices:
     # --- work ----------------------------------------------------------------------------------------
 
     def _copy(self, name: str, size_bytes: int, itemsize: int) -> TimedCompute:
-        return self._work(name, 0, 2 * size_bytes, itemsize)
+        return self._work(DeviceWork(name, 0, 2 * size_bytes, itemsize))
 
     def _copies(self, name: str, sizes_bytes: Sequence[int], itemsize: int) -> TimedCompute:
         """Return copies whose sizes may differ between ranks; 0 bytes are no copy."""
@@ -293,25 +293,11 @@ class Prices:
         )
 
     def _op(self, call: OpCall, needs: tuple[bool, ...] | None = None) -> TimedCompute:
-        op, output = call.op, call.local.output
-        work, products = op.cost(call.local, self.cluster.device.software, needs)
-        name = op.name if needs is None else op.backward_name
-        results = prod(output.shape)
-        return self._work(name, *work, output.dtype.itemsize, results, op.is_matrix_product, products)
+        return self._work(call.op.cost(call.local, self.cluster.device.software, needs))
 
-    def _work(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> TimedCompute:
+    def _work(self, work: DeviceWork) -> TimedCompute:
         device = self.cluster.device
-        device_s = device.device_s(flops, size_bytes, itemsize, is_product, name, results, products)
-        return TimedCompute(self._each(device_s), self._each(device.host_s(name, flops, size_bytes, results)))
+        return TimedCompute(self._each(device.device_s(work)), self._each(device.host_s(work)))
 
     def _each(self, seconds: float) -> int | tuple[int, ...]:
         """Return a time [ps] for each rank; one number if it is the same on all."""

@@ -30,6 +30,7 @@ from simparallel.autograd.ops.shape import Permute
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine import achieved
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
+from simparallel.machine.device import ISSUE, DeviceWork
 from simparallel.machine.products import MatrixProduct, MatrixUnits
 from simparallel.parallel.pipeline.action import Action
 from simparallel.simulate.transformer import TrainingPlan, Weight
@@ -135,24 +136,6 @@ class StepTime:
         return self.step_ps / PS_PER_S
 
 
-class Kernel(NamedTuple):
-    """One kernel: its flops, and the bytes that it reads and writes.
-
-    Attributes:
-        flops: floating-point operations.
-        size_bytes: bytes read and written.
-        product: the shape of its matrix product; None without one.
-        is_product: whether the flops are those of a matrix product, of any shape.
-        itemsize: bytes of an item; None for an activation.
-    """
-
-    flops: int
-    size_bytes: int
-    product: MatrixProduct | None = None
-    is_product: bool = True
-    itemsize: int | None = None
-
-
 class Pass(NamedTuple):
     """The work of a stage for one micro-batch.
 
@@ -167,9 +150,9 @@ class Pass(NamedTuple):
         sums: bytes of further all-reduces in the tensor group: of a row's logits, and of gradients.
     """
 
-    forward: list[Kernel]
-    backward: list[Kernel]
-    weights: list[Kernel]
+    forward: list[DeviceWork]
+    backward: list[DeviceWork]
+    weights: list[DeviceWork]
     shown: int
     hidden: int
     rounds: int = 0
@@ -390,7 +373,7 @@ class _Prices:
     def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, states: ModelStates) -> None:
         self.plan, self.cluster, self.states = plan, cluster, states
         # The time in which an interpreter starts a kernel, or a collective.
-        self.issue_ps = picoseconds(cluster.device.host_s("", size_bytes=1))
+        self.issue_ps = picoseconds(cluster.device.host_s(ISSUE))
         stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         # Gradients are summed over the devices of a context, too, as each has other tokens.
@@ -400,12 +383,10 @@ class _Prices:
         self.next_stage, self.last_stage = stride, stride * (plan.pipeline - 1)
         self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
-    def kernels(self, kernels: Iterable[Kernel]) -> _Work:
-        device_s, item = self.cluster.device.device_s, self.plan.item_bytes
+    def kernels(self, kernels: Iterable[DeviceWork]) -> _Work:
         device_ps = host_ps = late_ps = 0
-        for flops, size_bytes, product, is_product, itemsize in kernels:
-            products = (product,) if product else ()
-            ps = picoseconds(device_s(flops, size_bytes, itemsize or item, is_product, products=products))
+        for kernel in kernels:
+            ps = picoseconds(self.cluster.device.device_s(kernel))
             device_ps, late_ps, host_ps = device_ps + ps, max(late_ps, host_ps) + ps, host_ps + self.issue_ps
         return _Work(device_ps, host_ps, late_ps)
 
@@ -528,7 +509,7 @@ class _Prices:
         # The update reads and writes the optimizer's states, reads gradients twice, once for their norm, and writes
         # parameters.
         moved = 2 * states.optimizer + 2 * states.gradient + states.parameter
-        return exchange_ps, self.kernels([Kernel(0, round(owned * moved))]).device_ps
+        return exchange_ps, self.kernels([_moved(round(owned * moved))]).device_ps
 
 
 def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: str) -> list[tuple[int, Pass]]:
@@ -552,8 +533,8 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: s
         work.insert(0, (1, Pass(*_by_op(plan, software, calls), 1, 0)))
     elif stage == 0:
         # The table is divided by tokens: each device looks up its own, and the parts are added.
-        lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
-        dropout = [Kernel(0, (2 * item + 1) * own * h)] * shape.has_dropout
+        lookup, scatter = _moved(2 * item * tokens * h), _moved((item + 2 * gradient_bytes) * tokens * h)
+        dropout = [_moved((2 * item + 1) * own * h)] * shape.has_dropout
         work.insert(0, (1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
     if is_by_op and shape.has_bias:
         # One device adds the biases of the products that end a branch; their gradients travel together.
@@ -568,9 +549,9 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: s
     elif is_last:
         # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
         logits = tokens * vocabulary
-        convert = Kernel(0, (item + 4) * logits)
-        norm, norm_backward = Kernel(0, 2 * item * own * h), Kernel(0, 3 * item * own * h)
-        forward = [norm, _product(tokens, h, vocabulary, item), convert, Kernel(0, 8 * logits)]
+        convert = _moved((item + 4) * logits)
+        norm, norm_backward = _moved(2 * item * own * h), _moved(3 * item * own * h)
+        forward = [norm, _product(tokens, h, vocabulary, item), convert, _moved(8 * logits)]
         back = [convert, _product(tokens, vocabulary, h, item), norm_backward]
         weights = [_weight_gradient(tokens, h, vocabulary, item, gradient_bytes)]
         work.append((1, Pass(forward, back, weights, 0, 1)))
@@ -607,7 +588,7 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
         _weight_gradient(rows, weight.inner, weight.columns, item, gradient_bytes, count)
         for rows, count, weight in parts
     ]
-    again, exchanged = plan.recompute == "full", [Kernel(0, moved)] * 2 * is_sparse
+    again, exchanged = plan.recompute == "full", [_moved(moved)] * 2 * is_sparse
     if is_by_op:
         between, between_backward, of_weights = _by_op(plan, software, _block_calls(plan, inner, is_sparse))
         forward = [*products, *exchanged, *between]
@@ -615,7 +596,7 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
         weights += of_weights
         return Pass(forward, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse)
     turned = 2 * item * tokens * (shape.num_heads // t + shape.kv_heads(t)) * full.head_size
-    moves = [Kernel(0, turned)] * (not full.num_positions) + exchanged
+    moves = [_moved(turned)] * (not full.num_positions) + exchanged
     core, core_backward = _attention(plan)
     between, between_backward = _between(plan, inner)
     forward = [*products, *moves, *between]
@@ -624,7 +605,7 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
     return Pass(forward + core, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse)
 
 
-def _between(plan: TrainingPlan, inner: int) -> tuple[list[Kernel], list[Kernel]]:
+def _between(plan: TrainingPlan, inner: int) -> tuple[list[DeviceWork], list[DeviceWork]]:
     """Return the kernels of a block that are no products and no attention: forward and backward.
 
     Args:
@@ -635,12 +616,12 @@ def _between(plan: TrainingPlan, inner: int) -> tuple[list[Kernel], list[Kernel]
     tokens, h = plan.tokens, shape.width
     own = tokens // t if plan.sequence_parallel else tokens
     mask, gated = shape.has_dropout, shape.is_gated
-    forward = [Kernel(0, 2 * item * own * h)] * 2
-    forward += [Kernel(0, (3 * item + mask) * own * h)] * 2 + [Kernel(0, (2 + gated) * item * inner)]
+    forward = [_moved(2 * item * own * h)] * 2
+    forward += [_moved((3 * item + mask) * own * h)] * 2 + [_moved((2 + gated) * item * inner)]
     # Norms read the input and the gradient and write a gradient, which is then added to that of the residual; a dropout
     # reads the gradient and the mask.
-    backward = [Kernel(0, 3 * item * own * h)] * 4 + [Kernel(0, (2 * item + mask) * own * h)] * 2 * mask
-    return forward, backward + [Kernel(0, (3 + 2 * gated) * item * inner)]
+    backward = [_moved(3 * item * own * h)] * 4 + [_moved((2 * item + mask) * own * h)] * 2 * mask
+    return forward, backward + [_moved((3 + 2 * gated) * item * inner)]
 
 
 # An op, and the shapes of its inputs.
@@ -710,35 +691,35 @@ def _block_calls(plan: TrainingPlan, inner: int, is_sparse: bool) -> list[Call]:
     return [*calls, *down, add]
 
 
-def _by_op(plan: TrainingPlan, software: str, calls: list[Call]) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
+def _by_op(plan: TrainingPlan, software: str, calls: list[Call]) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the kernels of ops: forward, backward, and the gradients of weights."""
     each = [_kernels(plan.item_bytes, software, *call) for call in calls]
-    return tuple([kernel for kernels in each for kernel in kernels[part]] for part in range(3))  # type: ignore[return-value]
+    forward, backward, weights = ([kernel for kernels in each for kernel in kernels[part]] for part in range(3))
+    return forward, backward, weights
 
 
 @lru_cache(maxsize=1 << 14)
-def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> tuple[tuple[Kernel, ...], ...]:
+def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> tuple[tuple[DeviceWork, ...], ...]:
     """Return the kernels of an op: forward, backward, and the gradients of weights where these can come later."""
     value = f"f{itemsize}"
     dtypes = {CrossEntropy: ("f4", "i8"), Embedding: ("i8", value)}.get(type(op), (value,) * len(shapes))
     plan = op._make_plan(tuple((shape, np.dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)))
 
-    def kernels(*needs: bool) -> tuple[Kernel, ...]:
-        work, products = op.cost(plan, software, needs or None)
-        product = products[0] if products else None
-        kernel = Kernel(*work, product, op.is_matrix_product, plan.output.dtype.itemsize)
+    def kernels(*needs: bool) -> tuple[DeviceWork, ...]:
+        # Measured costs are those of a whole backward.
+        work = op.cost(plan, software, needs or None)._replace(name="")
         # A view has no kernel.
-        return (kernel,) * any(work)
+        return (work,) * bool(work.flops or work.size_bytes)
 
     floats = tuple(spec.dtype.kind == "f" for spec in plan.inputs)
     if not isinstance(op, (Linear, LayerNorm, RMSNorm)):
         return kernels(), kernels(*floats), ()
     # A kernel of its own sums the gradient of a bias.
-    bias = (Kernel(0, plan.output.size_bytes),) * (isinstance(op, Linear) and len(shapes) > 2)
+    bias = (_moved(plan.output.size_bytes),) * (isinstance(op, Linear) and len(shapes) > 2)
     return kernels(), kernels(True, *[False] * (len(shapes) - 1)), (*kernels(False, True), *bias)
 
 
-def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
+def _attention(plan: TrainingPlan) -> tuple[list[DeviceWork], list[DeviceWork]]:
     """Return the kernels between the query-key-value product and the output product: forward and backward.
 
     Separate kernels compute all scores: two batched products, softmax with mask, dropout. A fused kernel
@@ -756,30 +737,42 @@ def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
         features = item * tokens * (heads * (keys + values) + kv_heads * (keys + values))
         fused = MatrixProduct(batch, rows, values, s, "attention")
         # Half of all scores are masked.
-        forward = Kernel(flops * (keys + values) // 2, features, fused)
-        return [forward], [Kernel(flops * (3 * keys + 2 * values) // 2, 2 * features, fused)]
+        forward = _multiplied(flops * (keys + values) // 2, features, item, fused)
+        return [forward], [_multiplied(flops * (3 * keys + 2 * values) // 2, 2 * features, item, fused)]
     scores = heads * tokens * s
 
-    def product(size: int, is_out: bool) -> Kernel:
+    def product(size: int, is_out: bool) -> DeviceWork:
         """Return a product that gives scores, or one that scores go into, of heads with these features."""
         made = MatrixProduct(batch, rows, s, size) if is_out else MatrixProduct(batch, rows, size, s)
-        return Kernel(flops * size, item * (tokens * size * (heads + kv_heads) + scores), made)
+        return _multiplied(flops * size, item * (tokens * size * (heads + kv_heads) + scores), item, made)
 
-    softmax, softmax_backward = Kernel(0, 2 * item * scores), Kernel(0, 3 * item * scores)
-    dropout = [Kernel(0, (2 * item + 1) * scores)] * shape.has_dropout
+    softmax, softmax_backward = _moved(2 * item * scores), _moved(3 * item * scores)
+    dropout = [_moved((2 * item + 1) * scores)] * shape.has_dropout
     of_values = [product(values, is_out=True), product(values, is_out=False)]
     of_keys = [product(keys, is_out=False)] * 2
     forward_core = [product(keys, is_out=True), softmax, *dropout, product(values, is_out=False)]
     return forward_core, [*of_values, *dropout, softmax_backward, *of_keys]
 
 
-def _product(rows: int, inner: int, columns: int, item: int, count: int = 1) -> Kernel:
+def _moved(size_bytes: int) -> DeviceWork:
+    """Return a kernel that only reads and writes bytes."""
+    return DeviceWork("", 0, size_bytes)
+
+
+def _multiplied(flops: int, size_bytes: int, itemsize: int, product: MatrixProduct) -> DeviceWork:
+    """Return a kernel of a matrix product."""
+    return DeviceWork("", flops, size_bytes, itemsize, 0, True, (product,))
+
+
+def _product(rows: int, inner: int, columns: int, item: int, count: int = 1) -> DeviceWork:
     """Return the kernel of the product of (rows, inner) and (inner, columns); `count` weights share the rows."""
     size_bytes = item * (rows * inner + count * inner * columns + rows * columns)
-    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(count, -(-rows // count), columns, inner))
+    product = MatrixProduct(count, -(-rows // count), columns, inner)
+    return _multiplied(2 * rows * inner * columns, size_bytes, item, product)
 
 
-def _weight_gradient(rows: int, inner: int, columns: int, item: int, gradient_bytes: int, count: int = 1) -> Kernel:
+def _weight_gradient(rows: int, inner: int, columns: int, item: int, gradient_bytes: int, count: int = 1) -> DeviceWork:
     """Return the kernel of the gradient of (inner, columns) weights, which adds to the gradient so far."""
     size_bytes = item * rows * (inner + columns) + 2 * gradient_bytes * count * inner * columns
-    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(count, inner, columns, -(-rows // count)))
+    product = MatrixProduct(count, inner, columns, -(-rows // count))
+    return _multiplied(2 * rows * inner * columns, size_bytes, item, product)

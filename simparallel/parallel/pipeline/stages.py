@@ -83,7 +83,10 @@ def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
     if recorder is None:
         return plan.work.flops + op.work_backward(needs, plan.work).flops
     # Of the device or of its interpreter, whichever takes longer.
-    return sum(max(price[0], price[3]) for price in (recorder.price_of(op, plan), recorder.price_of(op, plan, needs)))
+    return sum(
+        max(price.device_ps, price.host_ps)
+        for price in (recorder.price_of(op, plan), recorder.price_of(op, plan, needs))
+    )
 
 
 class PartCost(NamedTuple):
