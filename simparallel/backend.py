@@ -288,7 +288,8 @@ def _numbers(found: list[Any]) -> list[Any]:
 
 def gpu_of(array: Array) -> int | None:
     """Return the number of the array's GPU; None for host memory."""
-    return None if isinstance(array, np.ndarray) else int(getattr(array.device, "id", 0))
+    # Before NumPy 2.1 its scalars have no device.
+    return None if isinstance(array, (np.ndarray, np.generic)) else int(getattr(array.device, "id", 0))
 
 
 def place(array: Array, gpu: int | None) -> Array:
