@@ -45,10 +45,9 @@ def draw(ax: Any = None, model: str = MODEL, batch_size: int = BATCH_SIZE) -> An
     step, cluster = ModelStep(MODELS[model]), describe(DEVICES, CLUSTER)
     graph, *split = step.graphs(batch_size, DEVICES)
     space = Space(graph, cluster)
-    problem = space.problem()
 
     def place(choice: Any) -> tuple[float, float]:
-        return replay(space, choice).step_ps / 1e12, problem.memory_bytes(choice)
+        return replay(space, choice).step_ps / 1e12, space.peak_bytes(choice)
 
     known = {"data parallel": data_parallel(space), "every device computes all": (0,) * len(space.choices)}
     known |= {f"{d} x data, {t} x tensor": pairs(space, model, d, t) for d, t in ((2, 4), (4, 2))}

@@ -183,13 +183,14 @@ def draw_timelines() -> None:
         spans[number] = max(e.wall_end_ns for e in events) - min(e.wall_start_ns for e in events)
     dry = sp.dry_run(train, ("mlp", plan, 4), world_size=4, cluster="this-host", fold=False).trace
     figure, (above, below) = plt.subplots(2, 1, figsize=(12.4, 8.6), layout="constrained")
-    real.timeline(above, "wall", steps=min(spans, key=spans.__getitem__))
-    above.set_title("A measured step of the MLP on four ranks that share two cores", loc="left", fontsize=11)
-    dry.timeline(below, "sim", steps=3, collapse=False)
-    below.set_title("Its dry run on this-host", loc="left", fontsize=11)
-    last = max(above.get_xlim()[1], below.get_xlim()[1])
-    above.set_xlim(0, last)
-    below.set_xlim(0, last)
+    step, modelled = min(spans, key=spans.__getitem__), dry.select(steps=3).events
+    span_ps = max(e.sim_end_ps for e in modelled) - min(e.sim_start_ps for e in modelled)
+    # One scale, known before the names are fitted into the bars.
+    until_s = max(spans[step] / 1e9, span_ps / 1e12)
+    title = "A step of the MLP, measured on two cores"
+    sp.view.plot_timeline(real.select(steps=step).events, clock="wall", ax=above, title=title, until_s=until_s)
+    title = "Its dry run on this-host"
+    sp.view.plot_timeline(modelled, ax=below, title=title, collapse=False, until_s=until_s)
     save(figure, "plan_timeline")
 
 

@@ -68,10 +68,13 @@ class Answer:
         mine = {_plain(name): name for name in own if not name.startswith("_")}
         here, missing = _table()
         asked, plain = self.prefix + self.name, _plain(self.name)
-        if found := places.get(self.name) or mine.get(plain) or here.get(asked) or alike.get(plain):
+        # The full name of a module that shares its last part with something else, such as torch.distributed.tensor.
+        full = f"{_shown(self.owner)}.{self.name}" if isinstance(self.owner, str) else ""
+        found = places.get(self.name) or mine.get(plain) or here.get(asked) or alike.get(plain)
+        if found := here.get(full) or ("" if full in missing else found):
             return f"; here it is {found}."
         for pattern, answer in missing.items():
-            if fnmatchcase(asked, pattern):
+            if full == pattern or fnmatchcase(asked, pattern):
                 return f"; missing feature: {answer}, see {PAGE}."
         for known in (mine, alike):
             # Short names are alike by chance, such as lu and elu.

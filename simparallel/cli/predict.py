@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
             )
     if not any(len(prediction.trace) for prediction in found):
         raise InputError(
-            f"predict: {options.script} computed and communicated nothing. With -n N every rank runs it and calls "
+            "predict: the script computed and communicated nothing. With -n N every rank runs it and calls "
             "sp.init(); without, it calls sp.launch."
         )
     for prediction in found:

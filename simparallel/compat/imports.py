@@ -27,21 +27,28 @@ class _Front(MetaPathFinder, InspectLoader):
     ) -> ModuleSpec | None:
         if name.partition(".")[0] != self.framework:
             return None
-        spec = find_spec(f"{_HERE}.{name}")
+        package, _, last = name.rpartition(".")
+        # Some modules are this package's own, such as torch.nn.init.
+        own = getattr(sys.modules.get(package), last, None)
+        spec = find_spec(f"{_HERE}.{name}") or getattr(own, "__spec__", None)
         if spec is None:
             # Returning None would let other finders look for the real package.
-            package, _, last = name.rpartition(".")
             told = f"simparallel's front for {self.framework} has no module {name!r}"
             raise ModuleNotFoundError(Answer(f"{_HERE}.{package}", last, True, told), name=name)
-        return spec_from_loader(name, self, is_package=spec.submodule_search_locations is not None)
+        is_package = spec.submodule_search_locations is not None
+        return spec_from_loader(name, self, origin=spec.name, is_package=is_package)
 
     def exec_module(self, module: ModuleType) -> None:
-        import_module(f"{_HERE}.{module.__name__}")
+        spec = module.__spec__
+        if spec is not None and spec.origin is not None:  # as `find_spec` made it
+            sys.modules[module.__name__] = import_module(spec.origin)
         # A front imports modules of its own, which programs reach as attributes.
         for inside, front in [*sys.modules.items()]:
             if f"{inside}.".startswith(f"{_HERE}.{self.framework}."):
                 # The import system uses the entry of sys.modules, so both names of a module mean one object.
                 sys.modules[inside.removeprefix(f"{_HERE}.")] = front
+                # One file here may be a package of the framework: the hook is asked for what is inside.
+                vars(front).setdefault("__path__", [])
                 answer_unknown_names(inside, imports=True)
                 front.__class__ = vars(front).get("Settings", ModuleType)
 

@@ -45,6 +45,8 @@ METHODS = ("auto", "sharding_propagation", "recursive_programming", "data_parall
 
 # Most repetitions of a search with a tighter memory limit, until the peak fits.
 _MOST_LIMITS = 4
+# Weights of the sums of gradients that differ by less are searched once.
+_CLOSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,18 @@ def pareto_plans(
     found: list[Found] = []
     spaces = list(_variants(plain, cluster, settings, split))
     for number, space in enumerate(spaces, 1):
-        free = _search(space, free_of_limits)
-        front = pareto(space.problem(free.exposed), points=points)
-        found += [free, *(Found.of(space, each, free.exposed) for each in front)]
+        start = data_parallel(space)
+        free = _search(space, free_of_limits, start=start)
+        found.append(free)
+        # Plans whose sums overlap with work are a front of their own: the model weighs all sums by one number.
+        weights = [free.exposed, free.exposed if settings.gamma is not None else _exposed(space, free, start)]
+        if abs(weights[1] - weights[0]) < _CLOSE:
+            weights.pop()
+        for exposed in weights:
+            problem = space.problem(exposed)
+            front = pareto(problem, points=max(2, points // len(weights)))
+            known = Solution.of(problem, start, problem.least, "data parallelism")
+            found += [Found.of(space, each, exposed) for each in (*front, known)]
         if progress is not None:
             progress(number / len(spaces))
     limit = settings.memory_limit_bytes
@@ -266,12 +277,19 @@ def _search(
     """Return the best plan of a space. `start` is data parallelism, if it is known. Raises SearchError."""
     gamma, plain = settings.gamma, data_parallel(space) if start is None else start
     found = _solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)
-    sums = space.sums_ps(found.solution.choice)
     # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
-    exposed = min(found.replayed.exposed_ps / sums, 1.0) if sums else 1.0
-    if gamma is not None or exposed >= 0.95 or settings.method != "auto":
+    exposed = _exposed(space, found, plain)
+    if gamma is not None or exposed >= 1 - _CLOSE or settings.method != "auto":
         return found
     return min(found, _solved(space, settings, exposed, plain, progress), key=lambda each: each.replayed.step_ps)
+
+
+def _exposed(space: Space, found: Found, plain: tuple[int, ...]) -> float:
+    """Return how much of the sums of gradients is exposed in a plan, or in data parallelism if the plan has none."""
+    for choice, replayed in ((found.solution.choice, found.replayed), (plain, None)):
+        if sums := space.sums_ps(choice):
+            return min((replayed or replay(space, choice)).exposed_ps / sums, 1.0)
+    return 1.0
 
 
 def _solved(

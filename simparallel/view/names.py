@@ -48,7 +48,7 @@ def _short(name: str) -> str:
 def fitted(name: str, across_pt: float, upright_pt: float, least: int = 3) -> tuple[str, float, bool] | None:
     """Return (text, size [pt], whether it is vertical) of a name in a bar; None if it does not fit.
 
-    Tries horizontal text first, then vertical, then smaller, then truncated.
+    Tries horizontal text first, then vertical, then smaller, then truncated, in the direction that keeps more letters.
 
     Args:
         name: name of the event.
@@ -69,8 +69,10 @@ def fitted(name: str, across_pt: float, upright_pt: float, least: int = 3) -> tu
     if size_pt >= _SMALLEST_PT:
         return text, size_pt, True
     kept = [text[:length] + "…" for length in range(least, len(text) - 1)]
-    fitting = [text for text in kept if width_pt(text) * _SMALLEST_PT <= room_pt]
-    return (fitting[-1], _SMALLEST_PT, True) if fitting else None
+    wide_pt = across_pt - 2 * _AIR_PT if upright_pt >= _SIZE_PT else 0.0
+    ways = ((_SIZE_PT, wide_pt, False), (_SMALLEST_PT, room_pt, True))
+    fitting = [(text, size, up) for size, length, up in ways for text in kept if width_pt(text) * size <= length]
+    return max(fitting, key=lambda one: len(one[0]), default=None)
 
 
 def write_names(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import simparallel as sp
 from simparallel.backend import to_host
+from simparallel.errors import InputError
 
 METHODS = {
     "tril": lambda x: x.tril(),
@@ -61,3 +63,8 @@ def test_methods_in_a_dry_run():
     shapes = []
     sp.dry_run(lambda: shapes.append(program()), world_size=1)
     assert shapes == [expected]
+
+
+def test_scatter_reduce_names_the_page():
+    with refused(InputError):
+        sp.Tensor(X).scatter_reduce(1, [[0, 0, 3, 1]] * 3, X, "amax")

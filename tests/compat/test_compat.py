@@ -463,6 +463,11 @@ print(error_of("from torch.nn import Liner"))
 print(error_of("from torch import nn; nn.Liner"))
 print(error_of("from simparallel.optim import Adm"))
 print(error_of("import torch.linagl"))
+# Names that a function or a layer has, too; a module inside of what is one file here; a module of this package.
+print(error_of("import torch.distributed.tensor"))
+print(error_of("from torch.nn.utils.rnn import pad_sequence"))
+print(error_of("from torch.nn.utils.clip_grad import clip_grad_norm_"))
+print(error_of("import torch.nn.init as init; from torch.nn.init import normal_; assert init.normal_ is normal_"))
 import simparallel as sp
 print(error_of("sp.Tensor([1.0]).backwrd"))
 print(error_of("sp.Tensor([1.0]).argsort"))
@@ -481,6 +486,14 @@ def test_unknown_names_of_imports_and_objects():
         "ImportError: cannot import name 'Adm' from 'simparallel.optim'. Did you mean Adam?",
         "ModuleNotFoundError: simparallel's front for torch has no module 'torch.linagl'. docs/not_here.md lists "
         "missing features and alternatives.",
+        "ModuleNotFoundError: simparallel's front for torch has no module 'torch.distributed.tensor'; here it is "
+        "simparallel.Layout, with simparallel.Tensor.",
+        "ModuleNotFoundError: simparallel's front for torch has no module 'torch.nn.utils.rnn'; missing feature: other "
+        "functions, layers and losses: compose them of simparallel.functions, or write a simparallel.Function, see "
+        "docs/not_here.md.",
+        "ModuleNotFoundError: simparallel's front for torch has no module 'torch.nn.utils.clip_grad'. Did you mean "
+        "clip_grad_norm_?",
+        "None",
         "AttributeError: 'Tensor' object has no attribute 'backwrd'. Did you mean backward?",
         "AttributeError: 'Tensor' object has no attribute 'argsort'; here it is simparallel.functions.sort.",
         "AttributeError: 'Linear' object has no attribute 'wieght'. Did you mean weight?",

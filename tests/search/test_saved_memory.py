@@ -13,9 +13,14 @@ from training_programs import graph_of, slow_cluster, train
 import simparallel as sp
 from simparallel import nn
 from simparallel.errors import PlanError, SearchError
+from simparallel.machine.cluster import describe
 from simparallel.parallel import micro_batches
+from simparallel.search.following import data_parallel
+from simparallel.search.model_steps import MODELS, ModelStep
 from simparallel.search.plan import Plan
 from simparallel.search.planner import SearchSettings, pareto_plans, plan_graph
+from simparallel.search.replay import replay
+from simparallel.search.space import Space
 
 
 def _graphs(device_num):
@@ -50,6 +55,17 @@ def test_the_front_runs_as_priced():
     assert {len(plan.recomputed) for plan in plans} >= {0, 1}
     for plan in plans:
         assert _step_ps(plan, cluster) == plan.step_time_ps
+
+
+@pytest.mark.parametrize("device_num", [2, 8])
+def test_front_is_no_worse_than_data_parallelism(device_num):
+    """Its sums of gradients overlap with work, and the fastest plan has none to measure the overlap by."""
+    cluster = describe(device_num, "dgx-h100")
+    graph, *_ = ModelStep(MODELS["lenet5"]).graphs(16, device_num)
+    space = Space(graph, cluster)
+    known = data_parallel(space)
+    fitting = [plan for plan in pareto_plans(graph, cluster) if plan.memory_bytes <= space.peak_bytes(known)]
+    assert min(plan.step_time_ps for plan in fitting) <= replay(space, known).step_ps
 
 
 @pytest.mark.matrices

@@ -371,7 +371,7 @@ def test_long_run_opens_at_two_steps(open_page: Callable[[str], Page]) -> None:
     seen = "return stepsSeen().map((one) => one.number)"
     page = open_page(steps_of_a_rank(200, ("a", "b")))
     assert page.ask(seen) == [1, 2]
-    assert page.text("hint").startswith("Steps 1 to 2 of 200; “fit” shows all.")
+    assert page.text("hint").startswith("Steps 1 to 2 of 0 to 199; “fit” shows all.")
     for _ in range(3):
         page.press("c")
         assert page.ask(seen) == [1, 2]

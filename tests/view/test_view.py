@@ -220,6 +220,7 @@ def test_long_names_are_upright() -> None:
     assert least == {"all_reduce": 5, "all_gather": 5, "Linear": 1}
     assert (fitted("all_gather", 12, 25, least["all_gather"]) or ("", 0.0, False))[0] == "all_g…"
     assert fitted("all_gather", 12, 18, least["all_gather"]) is None
+    assert fitted("reduce_scatter", 45, 20) == ("reduce_…", 8.5, False)
     assert distinct_lengths([]) == {}
     assert fitted("Linear", 5, 30) is None
     assert fitted("Linear", 200, 4) is None

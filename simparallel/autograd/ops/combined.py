@@ -108,8 +108,16 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
 
 @method("scatter_reduce")
 def scatter_reduce(x: Tensor, dim: int, index: Any, src: Any, reduce: str) -> Tensor:
-    """Add `src` to the elements at `index` along `dim`; `reduce` is "sum". See `functions.scatter`."""
-    return scatter(x, dim, index, src, "add" if reduce == "sum" else reduce)
+    """Add `src` to the elements at `index` along `dim`. See `functions.scatter`.
+
+    Raises:
+        InputError: `reduce` is not "sum".
+    """
+    if reduce != "sum":
+        raise InputError(
+            f"scatter_reduce: reduce={reduce!r} must be 'sum'. docs/not_here.md says what to do for others."
+        )
+    return scatter(x, dim, index, src, "add")
 
 
 @method("multinomial")

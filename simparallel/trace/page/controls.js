@@ -280,5 +280,5 @@ resize();
 showFew();
 if (stepsSeen().length < CLOCKS.sim.steps.length) {
   const [first, last] = [stepsSeen()[0], stepsSeen().at(-1)].map((one) => one.number);
-  byId("hint").prepend(`Steps ${first} to ${last} of ${CLOCKS.sim.steps.length}; “fit” shows all. `);
+  byId("hint").prepend(`Steps ${first} to ${last} of ${CLOCKS.sim.steps[0].number} to ${CLOCKS.sim.steps.at(-1).number}; “fit” shows all. `);
 }
