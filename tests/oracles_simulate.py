@@ -31,20 +31,42 @@ class WrittenProgram(program.RankProgram):
         self.shown.append(self.add(*action))
         return self.shown[-1]
 
-    def compute(self, duration_ps: int) -> int:
-        return self._show("compute", duration_ps)
+    def launch(self, duration_ps: int) -> tuple[int, ...]:
+        """Let the interpreter start an action; return what the action comes after."""
+        before = self.last(program.LAUNCHER)
+        self.add(program.LAUNCHER, duration_ps)
+        return (before,)
 
-    def collective(self, group: Any, seq: Any, duration_ps: int, size_bytes: int = 0, latency_ps: int = 0) -> int:
+    def compute(self, duration_ps: int, after: tuple[int, ...] = ()) -> int:
+        return self._show("compute", duration_ps, after)
+
+    def collective(
+        self,
+        group: Any,
+        seq: Any,
+        duration_ps: int,
+        size_bytes: int = 0,
+        latency_ps: int = 0,
+        after: tuple[int, ...] = (),
+    ) -> int:
         call = program.Communication(program.COLLECTIVE, group, seq, size_bytes, latency_ps)
-        return self._show(("comm", group), duration_ps, (self.last(),), call)
+        return self._show(("comm", group), duration_ps, (self.last(), *after), call)
 
-    def send(self, channel: Any, seq: Any, duration_ps: int, size_bytes: int = 0, latency_ps: int = 0) -> int:
+    def send(
+        self,
+        channel: Any,
+        seq: Any,
+        duration_ps: int,
+        size_bytes: int = 0,
+        latency_ps: int = 0,
+        after: tuple[int, ...] = (),
+    ) -> int:
         call = program.Communication(program.SEND, channel, seq, size_bytes, latency_ps)
-        return self._show(("send", channel), duration_ps, (self.last(),), call)
+        return self._show(("send", channel), duration_ps, (self.last(), *after), call)
 
-    def receive(self, channel: Any, seq: Any) -> int:
+    def receive(self, channel: Any, seq: Any, after: tuple[int, ...] = ()) -> int:
         call = program.Communication(program.RECEIVE, channel, seq)
-        return self._show(("recv", channel), 0, (self.last(),), call)
+        return self._show(("recv", channel), 0, (self.last(), *after), call)
 
 
 class Line(NamedTuple):

@@ -11,7 +11,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import update_wrapper
 from time import perf_counter_ns
 from typing import Any
@@ -49,7 +49,8 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
     A change of any of these needs another graph, and first runs the step again: shapes and dtypes of arguments,
     constants among the arguments or the variables that the step's own code names, the random seed, `eval()`, and the
     memory of parameters and gradients. In host memory, on simulated devices and in dry runs every call runs the step
-    itself, with the same values, results and refusals.
+    itself, with the same values, results and refusals. In simulated time its operations are started together, as by a
+    graph, from the same call on, if the described device has an interpreter.
 
     The step must do the same in each call. A graph does not see what else changes on the host, such as an attribute
     that is a number; pass such numbers as arguments. It may not read values, run collectives, hooks or steps of
@@ -130,12 +131,23 @@ class _Captured:
             # A captured step that another one calls becomes part of the other's graph.
             if gpu is None or is_part:
                 self._check_host(arguments)
-                return _detached(self.step(*args, **kwargs))
+                with nullcontext() if is_part else self._priced(arguments):
+                    return _detached(self.step(*args, **kwargs))
             inputs: list[Array] = []
             change_each(arguments, lambda item: _add_input(item, inputs))
             # The program may have another current stream, whose operations would not be part of the graph.
             with gpu.compute:
                 return self._run(gpu, self._key(arguments), arguments, inputs)
+
+    def _priced(self, arguments: Any) -> AbstractContextManager[None]:
+        """Start the operations of a call at once, in simulated time, where a GPU would launch a graph."""
+        recorder = current_recorder()
+        if recorder is None or recorder.launcher is None:
+            return nullcontext()
+        kind = self._mine.kinds.setdefault(self._key(arguments), _Kind())
+        is_launch = kind.calls.get(None, 0) > self.warmups
+        kind.calls[None] = kind.calls.get(None, 0) + 1
+        return recorder.at_once() if is_launch else nullcontext()
 
     def _run(self, gpu: Any, key: Any, arguments: Any, inputs: list[Array]) -> Any:
         """Launch the graph that fits, or run the step itself, or capture it."""
@@ -401,8 +413,9 @@ class _Graph:
         self._capture.launch()
         self._count_draws()
         self._check()
-        for note in self._notes:
-            note()
+        with nullcontext() if self._recorder is None else self._recorder.at_once():
+            for note in self._notes:
+                note()
         for leaf, _, before, gradient in self._leaves:
             if gradient is not before and gradient is not None:
                 leaf._grad = leaf._gradient(gradient)

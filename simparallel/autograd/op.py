@@ -36,6 +36,7 @@ from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
 from simparallel.layout.rule import bind, output_shape
+from simparallel.machine.device import DeviceWork
 from simparallel.machine.devices import FIRST, Device, current_device
 from simparallel.machine.products import MatrixProduct
 
@@ -323,10 +324,8 @@ class Op(Shardable, Reversible):
         """Return the matrix products of forward, or with `needs` of backward; none if their shapes are not known."""
         return ()
 
-    def cost(
-        self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None
-    ) -> tuple[Work, tuple[MatrixProduct, ...]]:
-        """Return the cost of forward, or with `needs` of backward, on a device with this software.
+    def cost(self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None) -> DeviceWork:
+        """Return what forward, or with `needs` backward, costs a device with this software.
 
         Clocks, searches and closed forms all ask here.
 
@@ -336,14 +335,18 @@ class Op(Shardable, Reversible):
             needs: for each input whether its gradient is wanted.
 
         Returns:
-            The work, and the shapes of its matrix products where the kernels of the software are known.
+            The work, with the shapes of its matrix products where the kernels of the software are known.
         """
         if software == "fused":
             note_once("a run op by op cannot know what a compiler joins: software='fused' is priced as 'eager'.")
+        products: tuple[MatrixProduct, ...] = ()
         if software != "plain":
             work = self.eager_work(plan) if needs is None else self.eager_work_backward(needs, plan)
-            return work, self.products(plan, needs)
-        return plan.work if needs is None else self.work_backward(needs, plan.work), ()
+            products = self.products(plan, needs)
+        else:
+            work = plan.work if needs is None else self.work_backward(needs, plan.work)
+        name, output = self.name if needs is None else self.backward_name, plan.output
+        return DeviceWork(name, *work, output.dtype.itemsize, prod(output.shape), self.is_matrix_product, products)
 
     # --- a call -------------------------------------------------------------------------------
 

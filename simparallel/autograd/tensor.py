@@ -361,8 +361,7 @@ class Tensor(TensorMethods, TensorNumpy):
             refuse(f"reads a value on the host ({what})", READ)
         if self.placement is not None:
             self._check_whole(what)
-        if self._device is not None:
-            observer_of(None).synchronize(self._device)
+        observer_of(None).read(self._device, is_check=what == "backward")
         return self._data
 
     def __float__(self) -> float:

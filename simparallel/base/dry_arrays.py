@@ -288,12 +288,10 @@ class _Given(RankLocal):
     """The value that the caller of a dry run gives for unknown ones: a number, or a function that returns one.
 
     Attributes:
-        asked: called when the program asks for a value: on a GPU, the host would wait.
         new: in a dry run, makes the array of a parameter from its shape and dtype.
     """
 
     value: Any = None
-    asked: Callable[[], object] | None = None
     new: Callable[[Any, Any], np.ndarray] | None = None
 
 
@@ -304,17 +302,10 @@ def value_of(what: str) -> Any:
     """Return the value that the caller of the dry run gives for unknown ones, or an `UnknownNumber`."""
     if given.value is not None:
         return _given(what)
-    _note_asked()
     return UnknownNumber()
 
 
-def _note_asked() -> None:
-    if given.asked is not None:
-        given.asked()
-
-
 def _given(what: str) -> Any:
-    _note_asked()
     if given.value is None:
         raise _unknown(what)
     return given.value() if callable(given.value) else given.value

@@ -5,9 +5,14 @@ described device). The simulated clock is a set of streams: one for compute, one
 communication group, as NCCL and HCCL serialise per communicator. An operation advances its
 stream; waiting for a collective joins the compute stream with that collective's end.
 
+On a GPU the Python interpreter has a clock of its own: it returns from an operation once it has
+started it. It is ahead of a device that has much to do, and the time that it takes is hidden; a
+device with little to do waits for it. It stops where it reads values, until the device has done
+all before.
+
 A rank may have several devices, each with its own streams and memory. They run side by side; a
-device that needs data of another one waits for a copy. But one Python interpreter starts the
-operations of all of them, one after the other, and each start takes time.
+device that needs data of another one waits for a copy. But one interpreter starts the operations
+of all of them, one after the other, and each start takes time.
 
 Simulated time is integer picoseconds, so equal programs give equal timelines, bit for bit.
 """
@@ -17,21 +22,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
-from math import prod
 from time import perf_counter_ns
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from simparallel.backend import Array, has_data, is_array
+from simparallel.base.attributes import setting
 from simparallel.clock.event import COMPUTE, COPY_IN, COPY_OUT, RANGE, Event
+from simparallel.clock.launcher import Launcher
 from simparallel.clock.memory import ACTIVATIONS, MemoryAccount, NullAccount
 from simparallel.clock.recording import EVENTS_PER_RANK, EVENTS_PER_RUN, Recorded, Recording, check_record
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, describe, picoseconds, with_device
+from simparallel.machine.device import COPY, ISSUE, READ, DeviceWork
 from simparallel.machine.devices import FIRST, SIM, Device
-from simparallel.machine.products import MatrixProduct
 from simparallel.rank_local import RankLocal
 
 if TYPE_CHECKING:
@@ -41,40 +47,25 @@ if TYPE_CHECKING:
 _NO_ARRAYS = frozenset((tuple, bool, int, float, str, np.dtype, NoneType))
 
 
-class Launcher:
-    """The Python interpreter of a rank with several devices: it starts one operation at a time.
-
-    A rank with one device has no launcher: the price of an operation includes its launch.
-
-    Args:
-        now_ps: time at which it can start the next operation.
-        launch_ps: time that each start takes.
+class WorkPrice(NamedTuple):
+    """The price of an operation on a device.
 
     Attributes:
-        launched_ps: start of the last operation.
+        device_ps: its time on the device.
+        host_ps: the time that the interpreter takes to start it.
+        at_peak_ps: the time that its flops take at the peak.
+        work: the operation.
     """
 
-    def __init__(self, now_ps: int, launch_ps: int) -> None:
-        self.now_ps = self.launched_ps = now_ps
-        self.launch_ps = launch_ps
+    device_ps: int
+    host_ps: int = 0
+    at_peak_ps: int = 0
+    work: DeviceWork = DeviceWork()
 
-    def moment(self) -> int:
-        """Return `now_ps` for what comes after it or waits for it, see `Recorder.moment`."""
-        return self.now_ps
-
-    def launch(self) -> int:
-        """Start the next operation; return the time of its start [ps]."""
-        self.launched_ps = self.moment()
-        self.spend(self.launch_ps)
-        return self.launched_ps
-
-    def spend(self, duration_ps: int) -> None:
-        """Be busy for a time."""
-        self.now_ps += duration_ps
-
-    def wait(self, until_ps: int) -> None:
-        """Wait until a time, given as a moment."""
-        self.now_ps = max(self.now_ps, until_ps)
+    @property
+    def measured(self) -> tuple[str, int, int, int]:
+        """Name, flops, bytes and results, on which measured times depend."""
+        return *self.work[:3], self.work.results
 
 
 class NullObserver:
@@ -97,7 +88,7 @@ class NullObserver:
     def abandon(self) -> None:
         pass
 
-    def synchronize(self, device: Device) -> None:
+    def read(self, device: Device | None = None, *, is_check: bool = False) -> None:
         pass
 
 
@@ -140,8 +131,6 @@ class Recorder:
         # Empty while there is one device, so that a recorder does not refer to itself.
         self._devices: dict[Device, Recorder] = {}
         self.num_devices = cluster.devices_per_rank
-        # Made with the second device.
-        self.launcher: Launcher | None = None
         self.step = 0
         self.memory = MemoryAccount(memory_bytes, f"rank {rank}")
         self.clock_ps: dict[str, int] = {COMPUTE: 0}
@@ -162,12 +151,20 @@ class Recorder:
         self.depth = 0
         # (step, name, value), see `log`.
         self.metrics: list[tuple[int, str, float]] = []
-        # (op, shapes, ...) -> (duration_ps, flops, bytes). The caller that makes a key stores its price.
-        self.prices: dict[Any, tuple[int, int, int]] = {}
+        # (op, shapes, ...) -> its price. The caller that makes a key stores it.
+        self.prices: dict[Any, WorkPrice] = {}
         # Called with each communication: name, kind, stream, size_bytes, sent_bytes, group, seq; see `CommCounter`.
         self.listener: Callable[[str, str, str, int, int, tuple[int, ...], int], None] | None = None
         # (array of a new tensor, whether it requires a gradient) -> the array in its place; None for itself.
         self.home: Callable[[Array, bool], Array] | None = None
+        self.launcher: Launcher | None = None
+        self._set_launcher()
+
+    def _set_launcher(self) -> None:
+        """Make a launcher if the described device has an interpreter, or if there are several devices."""
+        has_launcher = self.cluster.device.has_interpreter or bool(self._devices)
+        if has_launcher is not (self.launcher is not None):
+            self.launcher = self.new_launcher(self.moment()) if has_launcher else None
 
     # --- the other devices of the rank -----------------------------------------------------------
 
@@ -219,11 +216,10 @@ class Recorder:
                 f"rank {self.rank} has {known}: there is no {device}. Give the ranks more devices (devices_per_rank= "
                 "of launch, Cluster or init), or use another device."
             )
-        # The interpreter has launched everything so far, so its clock starts at the first device's time.
-        if self.launcher is None:
-            launch_s = self.cluster.device.launch_s * self.cluster.device_factor(self.rank)
-            self.launcher = self.new_launcher(self.moment(), picoseconds(launch_s))
+        if not self._devices:
             self._devices[FIRST] = self
+            # An interpreter without a clock so far has launched everything: it starts at the first device's time.
+            self._set_launcher()
         # A shallow copy shares recording, prices and metrics; memory and clocks are the device's own.
         first = self._devices[FIRST]
         other = copy.copy(first)
@@ -260,7 +256,7 @@ class Recorder:
             return
         # Taking turns, each of n threads starts an operation every n launch times.
         for recorder in recorders:
-            recorder.launcher = recorder.new_launcher(common.moment(), common.launch_ps * len(recorders))
+            recorder.launcher = recorder.new_launcher(common.moment(), common.turns * len(recorders))
         try:
             yield
         finally:
@@ -269,13 +265,59 @@ class Recorder:
                 common.wait(recorder.launcher.moment())
                 recorder.launcher = common
 
-    def synchronize(self, device: Device) -> None:
-        """Let the interpreter wait for a device of this rank, as it does to read a value of it."""
+    # --- the interpreter ---------------------------------------------------------------------------
+
+    def read(self, device: Device | None = None, *, is_check: bool = False) -> None:
+        """Let the interpreter wait for a device of this rank, the first one for None, and read a value of it.
+
+        Args:
+            device: the device.
+            is_check: whether the value is that of a loss before its backward, which other frameworks do not look at.
+        """
         if self.launcher is None:
             return  # no other device has been used, and reading a tensor must not create one
-        recorder = self.of(device)
-        assert recorder.launcher is not None
-        recorder.launcher.wait(recorder.moment())
+        described = self.cluster.device
+        if is_check and described.software != "plain":
+            return
+        self.launcher.wait((self if device is None else self.of(device)).moment())
+        if READ in described.host_costs:
+            self.launcher.spend(self._start_ps(DeviceWork(READ, results=1)))
+
+    def copy_in(self, size_bytes: int) -> None:
+        """Let the interpreter copy a host array to the device; the time of copies is that of calibrations alone."""
+        if self.launcher is not None and COPY in self.cluster.device.host_costs:
+            self.launcher.spend(self._start_ps(DeviceWork(COPY, 0, size_bytes, results=1)))
+
+    def issue(self) -> int:
+        """Start a communication; return the moment at which it can begin, as far as this rank is concerned."""
+        if self.launcher is None or not self.cluster.device.has_interpreter:
+            return self.moment()
+        return self.latest(self.moment(), self.launcher.launch(self.issue_ps))
+
+    def latest(self, *moments: int) -> int:
+        """Return the moment at which all of these have passed."""
+        return max(moments)
+
+    @property
+    def issue_ps(self) -> int:
+        """The time that the interpreter takes to start a communication, or a graph of operations [ps]."""
+        return self._start_ps(ISSUE)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Start the operations of the block together, in the time of one start: those of a captured step."""
+        if self.launcher is None or not self.cluster.device.has_interpreter:
+            yield
+            return
+        self.launcher.launch(self.issue_ps)
+        with setting(self.launcher, turns=0):
+            yield
+
+    def _start_ps(self, work: DeviceWork) -> int:
+        """Return the time that the interpreter takes to start an operation [ps], see `DeviceSpec.host_s`."""
+        device = self.cluster.device
+        host_s = device.host_s(work) if device.has_interpreter else device.launch_s
+        return picoseconds(host_s * self.cluster.device_factor(self.rank))
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -302,56 +344,42 @@ class Recorder:
         """
         return at_ps
 
-    def new_launcher(self, now_ps: int, launch_ps: int) -> Launcher:
+    def new_launcher(self, now_ps: int, turns: int = 1) -> Launcher:
         """Make a launcher for this device; `now_ps` is a moment."""
-        return Launcher(now_ps, launch_ps)
+        return Launcher(now_ps, turns)
 
-    def price(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> tuple[int, int, int]:
-        """Return (duration [ps], flops, bytes) of work on this rank's device.
+    def price(self, work: DeviceWork) -> WorkPrice:
+        """Return the price of work on this rank's device."""
+        device = self.cluster.device
+        duration_ps = picoseconds(device.device_s(work) * self.cluster.device_factor(self.rank))
+        at_peak_ps = picoseconds(work.flops / device.peak(work.itemsize, work.is_product))
+        return WorkPrice(duration_ps, self._start_ps(work), at_peak_ps, work)
 
-        Args:
-            name: that of its event.
-            flops, size_bytes, itemsize, results, is_product, products: see `DeviceSpec.time_ps`.
-        """
-        factor, device = self.cluster.device_factor(self.rank), self.cluster.device
-        duration_ps = device.time_ps(flops, size_bytes, itemsize, is_product, factor, name, results, products)
-        return duration_ps, flops, size_bytes
-
-    def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[int, int, int]:
+    def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> WorkPrice:
         """Return the price of an op's forward, or with `needs` of its backward for these gradients."""
-        work, products = op.cost(plan, self.cluster.device.software, needs)
-        name = op.name if needs is None else op.backward_name
-        itemsize, results = plan.output.dtype.itemsize, prod(plan.output.shape)
-        return self.price(name, *work, itemsize, results, op.is_matrix_product, products)
+        return self.price(op.cost(plan, self.cluster.device.software, needs))
 
     def compute(
-        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
     ) -> None:
         """Advance the compute stream by `price` and record the event."""
-        duration_ps, flops, size_bytes = price
+        duration_ps, host_ps, _, work = price
         if self._jitter is not None:
             duration_ps = round(duration_ps * next(self._jitter))
         # The operation starts once the stream is free and the interpreter has reached it.
         start_ps = self.clock_ps[COMPUTE]
         if self.launcher is not None:
-            start_ps = max(start_ps, self.launcher.launch())
+            if name in self.cluster.device.host_waits:
+                self.launcher.wait(self.moment())
+            start_ps = max(start_ps, self.launcher.launch(host_ps))
         end_ps = start_ps + duration_ps
         self.clock_ps[COMPUTE] = end_ps
         rows = self._rows
         if rows is not None:
             rows.append((
-                self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps, flops,
-                size_bytes, 0, (), -1, self._number, tuple(self.memory.live.values()) if self._notes_memory else (), (),
-                "", layer,
+                self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps, work.flops,
+                work.size_bytes, 0, (), -1, self._number,
+                tuple(self.memory.live.values()) if self._notes_memory else (), (), "", layer,
             ))  # fmt: skip
             if len(rows) >= self._limit:
                 self._recording.thin(self.step)
@@ -417,7 +445,7 @@ class Recorder:
         key: tuple[Any, ...] = name, *work
         price = self.prices.get(key)
         if price is None:
-            price = self.prices[key] = self.price(*key)
+            price = self.prices[key] = self.price(DeviceWork(*key))
         self.compute(name, kind, wall_start_ns, perf_counter_ns(), price)
 
     def copy_to(self, other: Recorder, name: str, wall_start_ns: int, wall_end_ns: int, size_bytes: int) -> None:
@@ -428,7 +456,8 @@ class Recorder:
         """
         assert self.launcher is not None
         # One copy at a time through each port and direction.
-        after = self.moment(), self.moment(COPY_OUT), other.moment(COPY_IN), self.launcher.launch()
+        launched_ps = self.launcher.launch(self._start_ps(DeviceWork(name, 0, size_bytes)))
+        after = self.moment(), self.moment(COPY_OUT), other.moment(COPY_IN), launched_ps
         start_ps = max(after)
         cost = self.cluster.copy(size_bytes)
         end_ps = start_ps + cost.time_ps
@@ -587,6 +616,7 @@ def describe_device(preset: str | DeviceSpec) -> None:
         cluster = with_device(recorder.cluster, preset)
         for each in recorder.devices.values():
             each.cluster = cluster
+        recorder._set_launcher()
         # All devices of the rank share this dict; its prices are for the old device.
         recorder.prices.clear()
 

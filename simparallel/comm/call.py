@@ -80,7 +80,10 @@ class Call(Work):
             self.ledgers = open_ledgers()
         self.site = group.transport.call_site(4)
         # An async call may be published later, when its lane is free; its simulated start counts from the call.
-        self._issued_ps = group.recorder.clock_ps[COMPUTE] if group.recorder else 0
+        recorder = group.recorder
+        self._issued_ps = 0 if recorder is None else recorder.clock_ps[COMPUTE]
+        if recorder is not None and recorder.launcher is not None:
+            self._issued_ps = recorder.issue()
 
     @property
     def zero_copy(self) -> bool:

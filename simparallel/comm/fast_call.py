@@ -45,6 +45,8 @@ def run_at_once(group: CallGroup, plan: CallPlan, x: Any, out: Any, must_copy: b
         words[site_at] = site
         if recorder is not None:
             now_ps, until_ps = recorder.clock_ps[COMPUTE], recorder.clock_ps.get(group.stream, 0)
+            if recorder.launcher is not None:
+                now_ps = recorder.issue()
             words[sim_at] = now_ps if now_ps > until_ps else until_ps
         words[seq_at] = seq
         # Steps 3 and 4, arrive and wait. One comparison of bytes covers the marks of all members. Equality is

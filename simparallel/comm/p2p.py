@@ -317,7 +317,7 @@ class Outbox(MessageLane):
         """
         site = self.transport.call_site() if part_of is None else part_of
         recorder = self.recorder if part_of is None else None
-        issued_ps = recorder.moment() if recorder else at_ps
+        issued_ps = recorder.issue() if recorder else at_ps
         named = Named("send", x.dtype, x.shape, "dst", self.dst, tag, site)
         return self.submit(Send(self, self._steps(x, tag, site, issued_ps, recorder), named))
 
@@ -325,7 +325,7 @@ class Outbox(MessageLane):
         """Queue a message; the work is finished once the other side has received it and replied."""
         site = self.transport.call_site()
         self._replies += 1
-        issued_ps = self.recorder.moment() if self.recorder else 0
+        issued_ps = self.recorder.issue() if self.recorder else 0
         named = Named("ssend", x.dtype, x.shape, "dst", self.dst, tag, site)
         reply = Receive([replies], np.empty(0, BYTES), -self._replies, named, issued_ps, None)
         sent = Send(self, self._steps(x, tag, site, issued_ps, self.recorder, self._replies), named)
@@ -549,5 +549,5 @@ def receive(inboxes: Sequence[Inbox], x: np.ndarray, tag: int | None, part_of: i
     site = first.transport.call_site() if part_of is None else part_of
     recorder = first.recorder if part_of is None else None
     named = Named("recv", x.dtype, x.shape, "src", first.src if len(inboxes) == 1 else None, tag, site)
-    issued_ps = recorder.moment() if recorder else 0
+    issued_ps = recorder.issue() if recorder else 0
     return Receive(inboxes, x, tag, named, issued_ps, recorder).begin()

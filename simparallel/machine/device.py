@@ -140,6 +140,32 @@ class OpCost:
         return self.plain_s(flops, size_bytes, results) * exp(total / weights)
 
 
+class DeviceWork(NamedTuple):
+    """An operation, as far as the time of a device depends on it.
+
+    Attributes:
+        name: of the operation.
+        flops: floating-point operations.
+        size_bytes: bytes moved in memory.
+        itemsize: bytes of an item, which choose the peak.
+        results: elements of its output, or tensors that an optimizer changes; for measured costs.
+        is_product: whether the flops are those of a matrix product.
+        products: the shapes of its matrix products, for devices with `matrix_units`.
+    """
+
+    name: str = ""
+    flops: int = 0
+    size_bytes: int = 0
+    itemsize: int = 4
+    results: int = 0
+    is_product: bool = False
+    products: tuple[MatrixProduct, ...] = ()
+
+
+# A communication, or a graph of operations, as an interpreter starts it.
+ISSUE = DeviceWork(size_bytes=1)
+
+
 @dataclass(frozen=True)
 class DeviceSpec:
     """One accelerator.
@@ -161,10 +187,11 @@ class DeviceSpec:
         host_costs: name of an operation -> the measured time that the interpreter takes to start it, on a device that
             computes beside the interpreter; READ and COPY are reads of values, and copies of host arrays. Empty if
             `op_costs` include the interpreter.
-        op_start_s: the time that the interpreter takes to start an operation that `host_costs` lack, on a device that
-            computes beside it; 0 for `launch_s` if there are `host_costs`, or else for a device without an interpreter.
-            An operation of PyTorch takes 59 µs in a training step, forward, backward and optimizer alike (measured on a
-            host of an H100, with a step of an MLP).
+        op_start_s: the time that the interpreter takes to start an operation that `host_costs` lack, or a
+            communication, on a device that computes beside it; 0 for `launch_s` if there are `host_costs`, or else for
+            a device without an interpreter. Views and reads of values take none of it. An operation of PyTorch takes 59
+            µs in a training step, forward, backward and optimizer alike (measured on a host of an H100, with a step of
+            an MLP).
         host_waits: names of the operations for which the interpreter waits until the device has done all before.
         software: what runs an operation: "plain", each array operation by itself, as in NumPy; "eager", the kernels of
             today's frameworks, one for an operation: attention that stores no scores, norms that read their input
@@ -219,63 +246,41 @@ class DeviceSpec:
         rates = self.peak_flops_per_s if is_product else self.vector_flops_per_s or self.peak_flops_per_s
         return rates[_entry(rates, itemsize)]
 
-    def time_ps(
-        self,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        is_product: bool = False,
-        factor: float = 1.0,
-        name: str = "",
-        results: int = 0,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> int:
+    def time_ps(self, flops: int, size_bytes: int, itemsize: int, is_product: bool = False, factor: float = 1.0) -> int:
         """Return the time [ps] of one operation: launch cost plus max(flops / rate, bytes / bandwidth), a roofline.
 
-        An operation without work, such as a reshape, is a view and takes no time: no kernel is launched. An operation
-        of `op_costs` takes what was measured. Beside an interpreter (`host_costs`), the longer part counts: the
-        device's, or the interpreter's; `TwoClockRecorder` has a clock for each.
+        An operation without work, such as a reshape, is a view and takes no time: no kernel is launched. Beside an
+        interpreter, the longer part counts: the device's, or the interpreter's; runs have a clock for each.
 
         Args:
-            flops: floating-point operations.
-            size_bytes: bytes moved in memory.
-            itemsize: bytes of an item, which choose the peak.
-            is_product: whether the flops are those of a matrix product.
+            flops, size_bytes, itemsize, is_product: see `DeviceWork`.
             factor: how much slower than described this device is.
-            name: name of the operation.
-            results: elements of its output, or tensors that an optimizer changes; for measured costs.
-            products: the shapes of its matrix products, for devices with `matrix_units`.
         """
-        host_s = self.host_s(name, flops, size_bytes, results)
-        device_s = self.device_s(flops, size_bytes, itemsize, is_product, name, results, products)
-        return picoseconds(max(host_s, device_s) * factor)
+        work = DeviceWork("", flops, size_bytes, itemsize, is_product=is_product)
+        return picoseconds(max(self.host_s(work), self.device_s(work)) * factor)
 
-    def host_s(self, name: str, flops: int = 0, size_bytes: int = 0, results: int = 0) -> float:
-        """Return the time [s] that the interpreter takes to start an operation; the arguments are those of `time_ps`.
+    def host_s(self, work: DeviceWork) -> float:
+        """Return the time [s] that the interpreter takes to start an operation.
 
         0 for a device that no interpreter runs beside, see `op_start_s`.
         """
         if not self.has_interpreter:
             return 0.0
-        cost = self.host_costs.get(name)
-        return (self.op_start_s or self.launch_s) if cost is None else cost.time_s(flops, size_bytes, results)
+        cost = self.host_costs.get(work.name)
+        if cost is not None:
+            return cost.time_s(work.flops, work.size_bytes, work.results)
+        if self.op_start_s:
+            return self.op_start_s if work.flops or work.size_bytes else 0.0
+        return self.launch_s
 
     @property
     def has_interpreter(self) -> bool:
         """Whether the device computes beside an interpreter that starts its operations, with a clock of its own."""
         return bool(self.host_costs) or self.op_start_s > 0
 
-    def device_s(
-        self,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        is_product: bool = False,
-        name: str = "",
-        results: int = 0,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> float:
-        """Return the time [s] of an operation on the device alone; the arguments are those of `time_ps`."""
+    def device_s(self, work: DeviceWork) -> float:
+        """Return the time [s] of an operation on the device alone; one of `op_costs` takes what was measured."""
+        name, flops, size_bytes, itemsize, results, is_product, products = work
         measured = self.op_costs.get(name)
         if measured is not None:
             return measured.time_s(flops, size_bytes, results)

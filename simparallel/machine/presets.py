@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simparallel.machine.achieved import CALL_S, MATRIX_UNITS, MEMORY_BY_SIZE
+from simparallel.machine.achieved import CALL_S, MATRIX_UNITS, MEMORY_BY_SIZE, OP_START_S
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
 from simparallel.machine.nccl import LL, SIMPLE, Nccl
@@ -44,17 +44,24 @@ _CALCULON = "assumed: the steps of Calculon for an A100, joined (calculon-ai/cal
 # What the users of accelerators run.
 _SOFTWARE = "eager"
 _KERNELS = "assumed: published times of kernels, see simparallel/machine/achieved.py"
+_STARTS = "assumed: PyTorch on a host of an H100, see simparallel/machine/achieved.py"
 # The numbers of a device that data sheets have.
 _OF_SHEETS = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "memory_bytes"
 
 
 def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source: str) -> DeviceSpec:
-    """Return the device with peaks for other operations than products, and with what its units and memory achieve."""
-    sources = {"vector_flops_per_s": source, "memory_efficiency": _CALCULON, "matrix_units": _KERNELS}
+    """Return the device with peaks for other operations than products, what units and memory achieve, and a host."""
+    sources = {
+        "vector_flops_per_s": source,
+        "memory_efficiency": _CALCULON,
+        "matrix_units": _KERNELS,
+        "op_start_s": _STARTS,
+    }
     return replace(
         device,
         vector_flops_per_s=vector_flops_per_s,
         memory_efficiency=Curve(MEMORY_BY_SIZE),
+        op_start_s=OP_START_S,
         matrix_units=MatrixUnits(*MATRIX_UNITS[device.name]),
         sources=device.sources | sources,
     )

@@ -15,6 +15,7 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace, has_data
 from simparallel.base.checks import check_integer, check_number
+from simparallel.clock.recorder import observer_of
 from simparallel.errors import InputError, StateDictError
 from simparallel.optim.blocks import widened
 from simparallel.optim.norms import over_slices, scale
@@ -129,6 +130,7 @@ class DynamicLossScaleManager(LossScaleManager):
 
 def all_finite(arrays: Iterable[Tensor | Array]) -> bool:
     """Return whether no element of any array is NaN or infinite; arrays without data count as finite."""
+    observer_of(None).read()
     data = [array.data if isinstance(array, Tensor) else array for array in arrays]
     # Integers are finite, and the kernels take none.
     data = [x for x in data if has_data(x) and x.dtype.kind in "fc"]

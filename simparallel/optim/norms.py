@@ -10,6 +10,7 @@ from simparallel.arrays.seam import arrays_of, for_each, totals
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, each, get_namespace, has_data, is_array, read_numbers
 from simparallel.base.checks import check_number
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import current
 from simparallel.errors import InputError
 
@@ -107,6 +108,8 @@ def clip_grad_norm_(
         found = over(largest, tensors, "max")
     else:
         found = over(read_numbers(_power_sum(grad, norm_type) for grad in grads), tensors)
+    # PyTorch leaves the norm on the device.
+    observer_of(None).read(is_check=True)
     unknown = next((x for x in (*grads, *found) if not has_data(x)), None)
     if unknown is not None:
         return get_namespace(unknown).asarray(unknown).sum().item()

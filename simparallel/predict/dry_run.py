@@ -14,9 +14,8 @@ from simparallel.base.dry_arrays import empty, given, without_data
 from simparallel.base.dry_new import unknown_numbers
 from simparallel.base.system import without_huge_pages
 from simparallel.clock.memory import parse_bytes
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.clock.recording import join
-from simparallel.clock.two_clocks import TwoClockRecorder
 from simparallel.comm import current
 from simparallel.comm.dry.folding import FoldedSegment, alike, assigned, continued, first_guess, wanted
 from simparallel.comm.dry.medium import DRY, FOLDED
@@ -146,7 +145,7 @@ def _dry(call: Callable[[], Any], recorders: dict[int, WorkRecorder]) -> Any:
     assert isinstance(recorder, WorkRecorder)
     recorders[recorder.rank] = recorder
     recorder.home = partial(_home, recorder)
-    given.asked, given.new = recorder.read, partial(_new, recorder)
+    given.new = partial(_new, recorder)
     return call()
 
 
@@ -163,13 +162,13 @@ def _with_unknown(value: Any, call: Callable[[], Any]) -> Any:
     return call()
 
 
-def _home(recorder: TwoClockRecorder, array: Array, requires_grad: bool) -> Array:
+def _home(recorder: Recorder, array: Array, requires_grad: bool) -> Array:
     if has_data(array):
         recorder.copy_in(array.nbytes)
     return without_data(array) if requires_grad else array
 
 
-def _new(recorder: TwoClockRecorder, shape: Any, dtype: Any) -> Array:
+def _new(recorder: Recorder, shape: Any, dtype: Any) -> Array:
     array = empty(shape, dtype)
     recorder.copy_in(array.nbytes)
     return array

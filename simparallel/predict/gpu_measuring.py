@@ -27,7 +27,7 @@ from simparallel.arrays.cuda.device import Gpu
 from simparallel.arrays.host.windows import scratch
 from simparallel.autograd import Tensor
 from simparallel.clock.memory import NullAccount
-from simparallel.clock.recorder import use_recorder
+from simparallel.clock.recorder import WorkPrice, use_recorder
 from simparallel.machine.device import COPY, READ
 from simparallel.predict.measuring import (
     NS_PER_S,
@@ -140,17 +140,17 @@ class GpuStopwatch(Stopwatch):
         self._found = None
 
     def compute(
-        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
     ) -> None:
         if self._found is not None:
             # Not `wall_start_ns`, because the clock may be another one.
-            self._note(self._work[id(price)], self._began_ns)
+            self._note(price.measured, self._began_ns)
 
     def begin(self, name: str, plan: Any = None) -> int:
         self._began_ns = self.now_ns()
         return self._began_ns
 
-    def read(self, loss: Tensor) -> None:
+    def read_loss(self, loss: Tensor) -> None:
         """Read a value, as an operation that waits."""
         began_ns = self.now_ns()
         loss.item()
@@ -183,7 +183,7 @@ def measured(program: Workload, gpu: Gpu, watch: GpuStopwatch | None = None) -> 
     """Measure the training step of a program on a GPU, which is the one of this thread."""
     watch = watch or GpuStopwatch(gpu)
     with use_recorder(watch):
-        step = training(program, read=watch.read)
+        step = training(program, read=watch.read_loss)
         _repeat(step, WARM_STEPS)
         step_s = elapsed_s(gpu, partial(_repeat, step, STEPS)) / STEPS
         plain = watch.start(None)
@@ -285,7 +285,7 @@ def without_waits(ops: Sequence[Timed]) -> list[Timed]:
 
 
 def step_s(ops: Sequence[Timed]) -> float:
-    """Return the time [s] of a step of these operations, as `TwoClockRecorder` finds it."""
+    """Return the time [s] of a step of these operations, as `Recorder` finds it."""
     device_s = host_s = 0.0
     ends = []
     for _ in range(3):

@@ -19,10 +19,9 @@ import numpy as np
 from simparallel import functions as F, nn, optim
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_tensor
-from simparallel.clock.recorder import Recorder, use_recorder
+from simparallel.clock.recorder import Recorder, WorkPrice, use_recorder
 from simparallel.comm import current
 from simparallel.machine.cluster import describe
-from simparallel.machine.products import MatrixProduct
 
 NS_PER_S = 10**9
 
@@ -55,27 +54,11 @@ class Stopwatch(Recorder):
         plain = replace(cluster.device, software="plain", matrix_units=None)
         super().__init__(0, replace(cluster, device=plain), record="off")
         self.spans: list[OperationSpan] = []
-        self._work: dict[int, tuple[str, int, int, int]] = {}
-
-    def price(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> tuple[int, int, int]:
-        price = super().price(name, flops, size_bytes, itemsize, results, is_product, products)
-        # Prices are kept, so no other one gets this id.
-        self._work[id(price)] = name, flops, size_bytes, results
-        return price
 
     def compute(
-        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
     ) -> None:
-        self.spans.append(OperationSpan(self.step, wall_start_ns, wall_end_ns, self._work[id(price)]))
+        self.spans.append(OperationSpan(self.step, wall_start_ns, wall_end_ns, price.measured))
 
 
 # --- training programs ---------------------------------------------------------------------------

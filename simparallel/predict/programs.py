@@ -12,15 +12,14 @@ from simparallel.autograd.op import Context, Op
 from simparallel.backend import Array, has_data, is_array
 from simparallel.clock.critical_path import critical_path
 from simparallel.clock.event import COMPUTE, Event
+from simparallel.clock.launcher import Launcher
 from simparallel.clock.memory import ACTIVATIONS, BUFFERS, MemoryAccount, owner_of
 from simparallel.clock.program import COLLECTIVE, LAUNCHER, RECEIVE, SEND, Communication, RankProgram
-from simparallel.clock.recorder import Launcher
+from simparallel.clock.recorder import Recorder, WorkPrice
 from simparallel.clock.shared_links import Interference
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph, Times
-from simparallel.clock.two_clocks import TwoClockRecorder
-from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
-from simparallel.machine.products import MatrixProduct
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec
 
 
 class _KeptBytes:
@@ -115,7 +114,7 @@ class TwoAccounts(MemoryAccount):
         self.described.keep(owner, arrays)
 
 
-class WorkRecorder(TwoClockRecorder):
+class WorkRecorder(Recorder):
     """A recorder that also sums the time that the flops of the work take at the peak for their own dtypes.
 
     Beside the memory of what runs here it counts that of the described software, see `Op.eager_keeps`.
@@ -128,32 +127,16 @@ class WorkRecorder(TwoClockRecorder):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.at_peak_ps: Counter[tuple[int, bool]] = Counter()
-        # Id of a price, which is kept -> time at peak [ps].
-        self._at_peak_of: dict[int, int] = {}
         if self.cluster.device.software != "plain":
             self.memory = TwoAccounts(self.memory.limit_bytes, self.memory.who)
 
-    def price(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> tuple[int, int, int]:
-        price = super().price(name, flops, size_bytes, itemsize, results, is_product, products)
-        self._at_peak_of[id(price)] = picoseconds(flops / self.cluster.device.peak(itemsize, is_product))
-        return price
-
     def compute(
-        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
     ) -> None:
         start_ps = self.clock_ps[COMPUTE]
         super().compute(name, kind, wall_start_ns, wall_end_ns, price, layer)
         # Measured operations may be faster than the described peak.
-        at_peak_ps = min(self._at_peak_of[id(price)], self.clock_ps[COMPUTE] - start_ps)
+        at_peak_ps = min(price.at_peak_ps, self.clock_ps[COMPUTE] - start_ps)
         self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
 
     @property
@@ -191,15 +174,15 @@ class NotingLauncher(Launcher):
     """A launcher that is also a stream of a program.
 
     Args:
-        now_ps, launch_ps: as for `Launcher`.
+        now_ps, turns: as for `Launcher`.
         program: the program of the rank.
         device: number of a device, whose stream is used.
     """
 
     launched_ps: NotedTime
 
-    def __init__(self, now_ps: int, launch_ps: int, program: RankProgram, device: int) -> None:
-        super().__init__(now_ps, launch_ps)
+    def __init__(self, now_ps: int, turns: int, program: RankProgram, device: int) -> None:
+        super().__init__(now_ps, turns)
         self._program, self._device = program, device
         self.wait(now_ps)
 
@@ -232,8 +215,11 @@ class ProgramRecorder(WorkRecorder):
         self.places: dict[int, int] = {}
         super().__init__(rank, *args, **settings)
 
-    def new_launcher(self, now_ps: int, launch_ps: int) -> NotingLauncher:
-        return NotingLauncher(now_ps, launch_ps, self.program, self._number)
+    def new_launcher(self, now_ps: int, turns: int = 1) -> NotingLauncher:
+        return NotingLauncher(now_ps, turns, self.program, self._number)
+
+    def latest(self, *moments: Any) -> NotedTime:
+        return NotedTime(max(moments), self.program.add(None, 0, tuple([time.action for time in moments])))
 
     def moment(self, stream: str = COMPUTE) -> NotedTime:
         return NotedTime(super().moment(stream), self.program.last(stream, self._number))

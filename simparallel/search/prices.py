@@ -20,8 +20,8 @@ from simparallel.layout.mesh import Group
 from simparallel.layout.movement import Digits, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.sharding import Placement
-from simparallel.machine.cluster import ClusterSpec
-from simparallel.machine.products import MatrixProduct
+from simparallel.machine.cluster import ClusterSpec, picoseconds
+from simparallel.machine.device import ISSUE, DeviceWork
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
 from simparallel.parallel.operator.op_call import OpCall
@@ -32,12 +32,19 @@ MOST_DEVICES = 64
 
 
 class TimedCompute(NamedTuple):
-    """Computing on every rank. `ps`: its time [ps], for each rank; one number if it is the same on all."""
+    """Computing on every rank.
+
+    Attributes:
+        ps: its time [ps], for each rank; one number if it is the same on all.
+        host_ps: likewise, the time that an interpreter takes to start it; 0 on devices without one.
+    """
 
     ps: int | tuple[int, ...]
+    host_ps: int | tuple[int, ...] = 0
 
     @property
     def longest_ps(self) -> int:
+        """The longest time of a device [ps]: costs are sums, and leave to the clock what an interpreter hides."""
         return self.ps if isinstance(self.ps, int) else max(self.ps)
 
 
@@ -87,6 +94,8 @@ class Prices:
         self._alpha, self._beta = alpha, beta
         factors = [cluster.device_factor(rank) for rank in range(self.device_num)]
         self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
+        # The time that interpreters take to start a communication; None without interpreters.
+        self.issue_ps = self._each(cluster.device.host_s(ISSUE)) if cluster.device.has_interpreter else None
         self._ways: dict[Any, tuple[Events, int]] = {}
         self._exchanges: dict[Any, TimedCollective] = {}
         self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
@@ -140,7 +149,7 @@ class Prices:
 
     def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> TimedCompute:
         """Return the event of an optimizer's step."""
-        return self._work(f"{name}.step", flops, size_bytes, itemsize, tensors)
+        return self._work(DeviceWork(f"{name}.step", flops, size_bytes, itemsize, tensors))
 
     def _asked(self, call: OpCall) -> list[Events]:
         """Return the collectives that the op itself calls in forward, and those in backward."""
@@ -268,36 +277,32 @@ class Prices:
     # --- work ----------------------------------------------------------------------------------------
 
     def _copy(self, name: str, size_bytes: int, itemsize: int) -> TimedCompute:
-        return self._work(name, 0, 2 * size_bytes, itemsize)
+        return self._work(DeviceWork(name, 0, 2 * size_bytes, itemsize))
 
     def _copies(self, name: str, sizes_bytes: Sequence[int], itemsize: int) -> TimedCompute:
         """Return copies whose sizes may differ between ranks; 0 bytes are no copy."""
         copies = {size: self._copy(name, size, itemsize) if size else TimedCompute(0) for size in set(sizes_bytes)}
         if len(copies) == 1:
             return copies[sizes_bytes[0]]
-        each = [copies[size].ps for size in sizes_bytes]
-        return TimedCompute(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
+        each = [copies[size] for size in sizes_bytes]
+        return TimedCompute(
+            *(
+                tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(column))
+                for column in zip(*each, strict=True)
+            )
+        )
 
     def _op(self, call: OpCall, needs: tuple[bool, ...] | None = None) -> TimedCompute:
-        op, output = call.op, call.local.output
-        work, products = op.cost(call.local, self.cluster.device.software, needs)
-        name = op.name if needs is None else op.backward_name
-        results = prod(output.shape)
-        return self._work(name, *work, output.dtype.itemsize, results, op.is_matrix_product, products)
+        return self._work(call.op.cost(call.local, self.cluster.device.software, needs))
 
-    def _work(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> TimedCompute:
-        time_ps, work = self.cluster.device.time_ps, (flops, size_bytes, itemsize, is_product)
-        times = [time_ps(*work, factor, name, results, products) for factor in self._factors]
-        return TimedCompute(times[0] if len(times) == 1 else tuple(times))
+    def _work(self, work: DeviceWork) -> TimedCompute:
+        device = self.cluster.device
+        return TimedCompute(self._each(device.device_s(work)), self._each(device.host_s(work)))
+
+    def _each(self, seconds: float) -> int | tuple[int, ...]:
+        """Return a time [ps] for each rank; one number if it is the same on all."""
+        times = [picoseconds(seconds * factor) for factor in self._factors]
+        return times[0] if len(times) == 1 else tuple(times)
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,9 @@ from simparallel.parallel.operator.gradient_sums import Filling
 from simparallel.search.prices import Event, Events, GradientSum, Prices, TimedCollective, TimedCompute, TimedMessages
 from simparallel.search.space import Space
 
+# Longer than any step.
+_AHEAD_PS = 1 << 62
+
 
 class Replay:
     """A step on a clock.
@@ -30,13 +33,16 @@ class Replay:
 
     @property
     def step_ps(self) -> int:
-        """The time [ps] of the last rank."""
-        return int(self.clock.now.max())
+        """The time [ps] of a step after many others: that of the last rank, or of the slowest interpreter.
+
+        Nothing makes an interpreter wait, so it is ahead if it takes less time for a step than the devices do.
+        """
+        return max(int(self.clock.now.max()), self.clock.host_ps)
 
     def run(self, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, TimedCompute):
-                self.clock.compute(event.ps)
+                self.clock.compute(event.ps, event.host_ps)
             elif isinstance(event, TimedCollective):
                 self.clock.wait(self.clock.collective(event.groups, event.ps))
             elif isinstance(event, TimedMessages):
@@ -69,10 +75,11 @@ def replay(space: Space, choice: Sequence[int], clock: Lockstep | None = None) -
     Args:
         space: the choices.
         choice: the number of the choice of each op.
-        clock: what times the step; None for a new clock.
+        clock: what times the step; None for a new clock, whose interpreters are ahead.
     """
     graph = space.graph
-    step = Replay(space.prices, Lockstep(space.device_num) if clock is None else clock)
+    clock = Lockstep(space.device_num, space.prices.issue_ps, _AHEAD_PS) if clock is None else clock
+    step = Replay(space.prices, clock)
     forwards: list[Events] = []
     backwards: list[Events] = []
     for number, node in enumerate(graph.nodes):

@@ -1,9 +1,8 @@
 """The time of a training step of a transformer, by algebra: rooflines of kernels, prices of collectives, formulas.
 
-Nothing is measured here, and nothing is fitted to the time of a step. A device whose software is "eager" runs a kernel
-for each op, without dropouts (`Op.eager_work`). Any other one runs the kernels of Narayanan et al. 2021, section 4.2:
-bias and GeLU are one kernel, as are bias, dropout and sum, and scale, mask and softmax; each reads its inputs and
-writes its outputs once. Flops and bytes are divided by what devices and links achieve (`Efficiency`).
+Nothing is measured here, and nothing is fitted to the time of a step. Flops and bytes of the kernels are divided by
+what devices and links achieve (`Efficiency`). An interpreter starts kernels and collectives one by one, and the device
+runs behind it.
 """
 
 from __future__ import annotations
@@ -11,29 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from simparallel.autograd.op import Op, instance
-from simparallel.autograd.ops.activation import GELU, SiLU
-from simparallel.autograd.ops.attention import RotaryEmbedding, ScaledDotProductAttention
-from simparallel.autograd.ops.cast import Cast
-from simparallel.autograd.ops.elementwise import Add, Mul
-from simparallel.autograd.ops.embedding import Embedding
-from simparallel.autograd.ops.indexing import Slice
-from simparallel.autograd.ops.loss import CrossEntropy
-from simparallel.autograd.ops.matmul import Linear
-from simparallel.autograd.ops.norm import LayerNorm, RMSNorm
-from simparallel.autograd.ops.shape import Permute
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine import achieved
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
-from simparallel.machine.products import MatrixProduct, MatrixUnits
-from simparallel.simulate.transformer import TrainingPlan, Weight
+from simparallel.machine.device import ISSUE, DeviceWork
+from simparallel.machine.products import MatrixUnits
+from simparallel.parallel.pipeline.action import Action
+from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
+from simparallel.simulate.transformer_work import attention, of_bytes, runs_by_op, stage_work
 
+# A pipeline has a steady state after so many times as many micro-batches as stages.
+_ROUNDS = 2
 # A device of which nothing but its peak is known: products of every shape reach the same share.
 ANY_SHAPE = MatrixUnits(*achieved.ANY_SHAPE)
 
@@ -98,6 +89,7 @@ class StepTime:
 
     Attributes:
         compute_ps: kernels of forward and backward passes, recomputation included.
+        host_ps: waiting for the interpreter, which starts kernels and collectives one by one.
         tensor_ps: collectives of the tensor group that nothing hides.
         context_ps: keys and values that go round, as far as attention does not hide them.
         expert_ps: exchange of tokens between the devices of the experts.
@@ -109,6 +101,7 @@ class StepTime:
     """
 
     compute_ps: int
+    host_ps: int
     tensor_ps: int
     context_ps: int
     expert_ps: int
@@ -128,48 +121,6 @@ class StepTime:
     def step_s(self) -> float:
         """The whole step [s]."""
         return self.step_ps / PS_PER_S
-
-
-class Kernel(NamedTuple):
-    """One kernel: its flops, and the bytes that it reads and writes.
-
-    Attributes:
-        flops: floating-point operations.
-        size_bytes: bytes read and written.
-        product: the shape of its matrix product; None without one.
-        is_product: whether the flops are those of a matrix product, of any shape.
-        itemsize: bytes of an item; None for an activation.
-    """
-
-    flops: int
-    size_bytes: int
-    product: MatrixProduct | None = None
-    is_product: bool = True
-    itemsize: int | None = None
-
-
-class Pass(NamedTuple):
-    """The work of a stage for one micro-batch.
-
-    Attributes:
-        forward, backward, weights: kernels of the forward pass, of the backward pass with recomputation, and of the
-            gradients of weights.
-        shown: number of all-reduces in the tensor group that nothing hides: of the forward pass and of recomputation.
-        hidden: number of all-reduces of the backward pass, which the gradients of weights can hide.
-        rounds: number of times that keys and values go round the context group: once in each forward pass, and twice in
-            the backward pass, with their gradients.
-        exchanges: number of all-to-alls of the experts' devices.
-        sums: bytes of further all-reduces in the tensor group: of a row's logits, and of gradients.
-    """
-
-    forward: list[Kernel]
-    backward: list[Kernel]
-    weights: list[Kernel]
-    shown: int
-    hidden: int
-    rounds: int = 0
-    exchanges: int = 0
-    sums: tuple[int, ...] = ()
 
 
 def step_time(
@@ -230,7 +181,9 @@ def step_time(
         bubble = Fraction(_clocked(plan, schedule, stages, 0) - ideal_ps)
         messages_ps = _clocked(plan, schedule, stages, own.messages_ps) - ideal_ps - round(bubble)
     data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in stages), key=sum)
-    seconds = (m * (own.sum_ps - own.messages_ps) + messages_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
+    device_ps = m * (own.sum_ps - own.messages_ps) + messages_ps + bubble + optimizer_ps
+    host_ps = max(0, round(_hosted(plan, schedule, stages, _Work.of(optimizer_ps, 2 * price.issue_ps), device_ps)))
+    seconds = (device_ps + host_ps + data_ps) / PS_PER_S
     peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
     mfu, hfu = (
         float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
@@ -239,6 +192,7 @@ def step_time(
     )
     return StepTime(
         m * own.compute_ps,
+        host_ps,
         m * own.tensor_ps,
         m * own.context_ps,
         m * own.expert_ps,
@@ -251,8 +205,39 @@ def step_time(
     )
 
 
+class _Work(NamedTuple):
+    """Work that an interpreter starts op by op, while the device runs behind it.
+
+    Attributes:
+        device_ps, host_ps: the time that each takes alone.
+        late_ps: from the start of the interpreter to the end of the device, if this had nothing else to do.
+    """
+
+    device_ps: int = 0
+    host_ps: int = 0
+    late_ps: int = 0
+
+    @classmethod
+    def of(cls, device_ps: int, host_ps: int) -> _Work:
+        """Return that of one operation."""
+        return cls(device_ps, host_ps, device_ps)
+
+    def then(self, other: _Work) -> _Work:
+        late_ps = max(self.late_ps + other.device_ps, self.host_ps + other.late_ps)
+        return _Work(self.device_ps + other.device_ps, self.host_ps + other.host_ps, late_ps)
+
+    def repeated(self, count: int) -> _Work:
+        device_ps, host_ps, late_ps = self
+        return _Work(count * device_ps, count * host_ps, late_ps + (count - 1) * max(device_ps, host_ps))
+
+
 class _Stage(NamedTuple):
-    """The time of a stage for one micro-batch [ps]; `backward_ps` is a part of it, of which `weights_ps` is a part."""
+    """The time of a stage for one micro-batch [ps].
+
+    Attributes:
+        backward_ps: a part of `compute_ps`.
+        passes: forward, gradients of inputs, and those of weights if they are computed apart.
+    """
 
     compute_ps: int
     tensor_ps: int
@@ -261,7 +246,7 @@ class _Stage(NamedTuple):
     messages_ps: int
     data_ps: int
     backward_ps: int
-    weights_ps: int
+    passes: tuple[_Work, _Work, _Work]
 
     @property
     def sum_ps(self) -> int:
@@ -290,19 +275,59 @@ def _pipelined(each_ps: Sequence[int], message_ps: int, count: int, has_window: 
     return max(chains)
 
 
-def _clocked(plan: TrainingPlan, name: str, stages: dict[int, _Stage], messages_ps: int) -> int:
-    """Return the time of a schedule by its own clock [ps]; exchanges of a stage are spread over its work."""
-    ranks, chunks = plan.pipeline, plan.chunks
-    made = looped_schedule(name, ranks, plan.num_micro_batches, chunks)
-    own = {stage: stages[first] for first, alike in plan.like_stages.items() for stage in alike}
-    forward, backward, weights = [], [], []
-    for stage in range(ranks * chunks):
-        each = own[stage % ranks]
-        spread = (each.sum_ps - each.messages_ps) / (each.compute_ps * chunks)
-        forward.append((each.compute_ps - each.backward_ps) * spread)
-        backward.append((each.backward_ps - each.weights_ps) * spread)
-        weights.append(each.weights_ps * spread)
-    return round(made.cost(forward, backward, weights, messages_ps / (2 * chunks)).makespan)
+def _clocked(
+    plan: TrainingPlan, schedule: str, stages: dict[int, _Stage], messages_ps: int, optimizer: _Work | None = None,
+    count: int | None = None,
+) -> int:  # fmt: skip
+    """Return the time of a schedule by its own clock [ps].
+
+    Args:
+        plan, schedule, stages: of the step.
+        messages_ps: messages of a micro-batch.
+        optimizer: what devices and their interpreters begin with; None for devices alone.
+        count: number of micro-batches; None for all.
+    """
+    made = looped_schedule(schedule, plan.pipeline, count or plan.num_micro_batches, plan.chunks)
+    # Stage -> kind of an action -> its work.
+    own: dict[int, dict[str, _Work]] = {}
+    for first, alike in plan.like_stages.items():
+        forward, inputs, weights = stages[first].passes
+        kinds = {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)}
+        own |= dict.fromkeys(alike, {k: _Work(*(ps // plan.chunks for ps in each)) for k, each in kinds.items()})
+
+    def work(action: Action) -> _Work:
+        return own[action.stage % plan.pipeline][action.kind]
+
+    graph = made.graph(lambda action: work(action).device_ps, messages_ps // (2 * plan.chunks))
+    if optimizer is not None:
+        device, *hosts = (graph.add(ps, []) for ps in (optimizer.device_ps, *[optimizer.host_ps] * plan.pipeline))
+        for task, (rank, _, action) in enumerate(graph.each):
+            each = work(action)
+            # The device ends no earlier than `late_ps` after the interpreter began.
+            graph.before[task] += [device, graph.add(each.late_ps - each.device_ps, [hosts[rank]])]
+            hosts[rank] = graph.add(each.host_ps, [hosts[rank]])
+    return max(graph.times.ends)
+
+
+def _hosted(plan: TrainingPlan, schedule: str, stages: dict[int, _Stage], optimizer: _Work, device_ps: Any) -> Any:
+    """Return how much longer than on the devices alone a step takes with interpreters [ps]; see `StepTime.host_ps`.
+
+    The interpreter reads the loss at the end of a step, so that it begins the next one together with the device. It
+    starts the optimizer, all micro-batches, and the sum of the loss over replicas.
+    """
+    p, m, first = plan.pipeline, plan.num_micro_batches, stages[0]
+    if p == 1:
+        forward, backward, weights = first.passes
+        return max(optimizer.then(forward.then(backward).then(weights).repeated(m))) - device_ps
+    if all(work.host_ps <= work.device_ps for stage in stages.values() for work in stage.passes):
+        # After the first pass, the interpreters are ahead.
+        begin = optimizer.then(first.passes[0])
+        return begin.late_ps - begin.device_ps
+    clock = partial(_clocked, plan, schedule, stages, first.messages_ps, optimizer)
+    # After some rounds of the stages, each further one takes the same time.
+    more = max(0, m // p - _ROUNDS)
+    end_ps = clock(m - more * p)
+    return end_ps + (more and more * (end_ps - clock(m - (more + 1) * p))) - device_ps
 
 
 class _Prices:
@@ -310,6 +335,8 @@ class _Prices:
 
     def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, states: ModelStates) -> None:
         self.plan, self.cluster, self.states = plan, cluster, states
+        # The time in which an interpreter starts a kernel, or a collective.
+        self.issue_ps = picoseconds(cluster.device.host_s(ISSUE))
         stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         # Gradients are summed over the devices of a context, too, as each has other tokens.
@@ -319,12 +346,12 @@ class _Prices:
         self.next_stage, self.last_stage = stride, stride * (plan.pipeline - 1)
         self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
-    def kernels(self, kernels: Iterable[Kernel]) -> int:
-        time_ps, item = self.cluster.device.time_ps, self.plan.item_bytes
-        return sum(
-            time_ps(flops, size_bytes, itemsize or item, is_product, products=(product,) if product else ())
-            for flops, size_bytes, product, is_product, itemsize in kernels
-        )
+    def kernels(self, kernels: Iterable[DeviceWork]) -> _Work:
+        device_ps = host_ps = late_ps = 0
+        for kernel in kernels:
+            ps = picoseconds(self.cluster.device.device_s(kernel))
+            device_ps, late_ps, host_ps = device_ps + ps, max(late_ps, host_ps) + ps, host_ps + self.issue_ps
+        return _Work(device_ps, host_ps, late_ps)
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
         return self.cluster.collective(op, round(size_bytes), tuple(group)).time_ps if len(group) > 1 else 0
@@ -332,26 +359,10 @@ class _Prices:
     def stage(self, stage: int, is_split: bool = False) -> _Stage:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
-        is_joined = _is_by_op(plan, device.software) and not is_split
+        # All gradients of a product, or of a norm, are one operation, which starts once.
+        joined_ps = picoseconds(device.launch_s) if runs_by_op(plan, device.software) and not is_split else 0
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
-        forward_ps = backward_ps = weights_ps = sums_ps = shown = hidden = rounds = exchanges = 0
-        for count, work in _stage_work(plan, stage, self.states.gradient, device.software):
-            forward_ps += count * self.kernels(work.forward)
-            backward_ps += count * self.kernels(work.backward)
-            weights_ps += count * self.kernels(work.weights)
-            if is_joined:
-                # All gradients of a product, or of a norm, are one operation, which starts once.
-                weights_ps -= count * len(work.weights) * picoseconds(device.launch_s)
-            shown += count * work.shown
-            hidden += count * work.hidden
-            rounds += count * work.rounds
-            exchanges += count * work.exchanges
-            sums_ps += sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
-        hidden_ps = hidden * reduce_ps
-        if plan.overlap_tensor:
-            hidden_ps = max(0, hidden_ps - weights_ps)
-        tensor_ps = shown * reduce_ps + hidden_ps + sums_ps
         messages_ps = 0
         if plan.pipeline > 1:
             # Each device sends its part to the next stage, whose tensor group puts it together.
@@ -359,12 +370,46 @@ class _Prices:
             if not plan.sequence_parallel:
                 message_ps += self.collective("all_gather", self.micro_batch_bytes, self.tensor_group)
             messages_ps = 2 * plan.chunks * message_ps
-        gradients_ps = backward_ps + weights_ps
-        data_ps = self.zero3(stage, forward_ps, gradients_ps) if plan.zero_stage == 3 else 0
-        expert_ps = exchanges and exchanges * self.exchange_ps()
-        context_ps = rounds and rounds * self.round_ps()
-        compute_ps = forward_ps + gradients_ps
-        return _Stage(compute_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps, weights_ps)
+        exchange_ps, round_ps, is_end = self.exchange_ps(), self.round_ps(), stage in (0, plan.pipeline - 1)
+
+        def others(reduces: int, rounds: int, exchanges: int, more: int = 0, more_ps: int = 0) -> _Work:
+            """Return the collectives and messages between the kernels of a pass; `more`: the number of further ones."""
+            starts = reduces * (plan.tensor > 1) + rounds * (plan.context - 1) + exchanges * (plan.expert > 1)
+            device_ps = reduces * reduce_ps + rounds * round_ps + exchanges * exchange_ps + more_ps
+            return _Work.of(device_ps, (starts + more) * self.issue_ps)
+
+        tensor_ps = forward_ps = backward_ps = rounds = exchanges = 0
+        messages = (2 - (is_end and plan.chunks == 1)) * (plan.pipeline > 1)
+        forward, inputs, weights = others(0, 0, 0, messages), others(0, 0, 0, messages), _Work()
+        for count, work in stage_work(plan, stage, self.states.gradient, device.software):
+            first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
+            later_ps = later.device_ps - joined_ps * len(work.weights)
+            hidden_ps = work.hidden * reduce_ps
+            if plan.overlap_tensor:
+                hidden_ps = max(0, hidden_ps - later_ps)
+            sums_ps = sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
+            forward_ps += count * first.device_ps
+            backward_ps += count * (then.device_ps + later_ps)
+            tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
+            rounds += count * work.rounds
+            exchanges += count * work.exchanges
+            # The forward pass of a block has two all-reduces, one round of keys and values, and two exchanges.
+            shown, once, twice = min(work.shown, 2), min(work.rounds, 1), min(work.exchanges, 2)
+            forward = forward.then(first.then(others(shown, once, twice)).repeated(count))
+            more = (work.hidden + len(work.sums)) * (plan.tensor > 1), hidden_ps + sums_ps
+            between = others(work.shown - shown, work.rounds - once, work.exchanges - twice, *more)
+            if is_split:
+                # A bias has no flops; its gradient starts with that of its weight.
+                starts = sum(kernel.flops > 0 for kernel in work.weights)
+                weights = _Work.of(later_ps, starts * self.issue_ps).repeated(count).then(weights)
+            else:
+                # The gradients of an op start together.
+                between = _Work.of(later_ps, 0).then(between)
+            inputs = between.then(then).repeated(count).then(inputs)
+        data_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else 0
+        inputs = inputs.then(_Work.of(data_ps, 0))
+        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, data_ps
+        return _Stage(forward_ps + backward_ps, *times, backward_ps, (forward, inputs, weights))
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
@@ -385,7 +430,7 @@ class _Prices:
             return 0
         features = plan.shape.kv_heads(plan.tensor) * (full.head_size + full.value_size)
         message_ps = self.cluster.message(plan.item_bytes * plan.tokens * features, 0, plan.tensor).time_ps
-        beside_ps = self.kernels(_attention(plan)[0]) // plan.context
+        beside_ps = self.kernels(attention(plan)[0]).device_ps // plan.context
         return (plan.context - 1) * max(0, message_ps - beside_ps)
 
     def zero3(self, stage: int, forward_ps: int, backward_ps: int) -> int:
@@ -427,258 +472,4 @@ class _Prices:
         # The update reads and writes the optimizer's states, reads gradients twice, once for their norm, and writes
         # parameters.
         moved = 2 * states.optimizer + 2 * states.gradient + states.parameter
-        return exchange_ps, self.kernels([Kernel(0, round(owned * moved))])
-
-
-def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: str) -> list[tuple[int, Pass]]:
-    """Return the kernels of a stage for one micro-batch: how many equal parts it has, and the work of one."""
-    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
-    tokens, h = plan.tokens, shape.width
-    # Tokens of norms and dropouts, which the tensor group shares only under sequence parallelism.
-    own = tokens // t if plan.sequence_parallel else tokens
-    blocks = zip(plan.count_layers(stage), (False, True), strict=True)
-    work = [(count, _block_work(plan, gradient_bytes, is_sparse, software)) for count, is_sparse in blocks if count]
-    vocabulary = -(-shape.vocabulary // t)
-    is_last, is_by_op = stage == plan.pipeline - 1, _is_by_op(plan, software)
-    if stage == 0 and is_by_op:
-        calls: list[Call] = [(instance(Embedding), (tokens,), (vocabulary, h))]
-        if rows := shape.full.num_positions:
-            length = shape.length // plan.context
-            calls += [
-                (instance(Embedding), (length,), (rows, h)),
-                (instance(Add), (own // length, length, h), (length, h)),
-            ]
-        work.append((1, Pass(*_by_op(plan, software, calls), 1, 0)))
-    elif stage == 0:
-        # The table is divided by tokens: each device looks up its own, and the parts are added.
-        lookup, scatter = Kernel(0, 2 * item * tokens * h), Kernel(0, (item + 2 * gradient_bytes) * tokens * h)
-        dropout = [Kernel(0, (2 * item + 1) * own * h)] * shape.has_dropout
-        work.append((1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
-    if is_by_op and shape.has_bias:
-        # One device adds the biases of the products that end a branch; their gradients travel together.
-        work.append((1, Pass([], [], [], 0, 0, sums=(2 * item * h * sum(plan.count_layers(stage)),))))
-    if is_last and is_by_op:
-        # The loss is computed in float32.
-        cast = [(instance(Cast, "f4"), (tokens, vocabulary))] * (item < 4)
-        loss = (instance(CrossEntropy), (tokens, vocabulary), (tokens,))
-        head = [_norm(plan, own, h), (instance(Linear), (tokens, h), (vocabulary, h)), *cast, loss]
-        # The largest logit of each row; the sum of the exponentials, and the label's logit.
-        work.append((1, Pass(*_by_op(plan, software, head), 0, 1, sums=(4 * tokens, 8 * tokens))))
-    elif is_last:
-        # Logits are converted to float32 (6 bytes) and become probabilities (8), of which the gradient is made (6).
-        logits = tokens * vocabulary
-        convert = Kernel(0, (item + 4) * logits)
-        norm, norm_backward = Kernel(0, 2 * item * own * h), Kernel(0, 3 * item * own * h)
-        forward = [norm, _product(tokens, h, vocabulary, item), convert, Kernel(0, 8 * logits)]
-        back = [convert, _product(tokens, vocabulary, h, item), norm_backward]
-        weights = [_weight_gradient(tokens, h, vocabulary, item, gradient_bytes)]
-        work.append((1, Pass(forward, back, weights, 0, 1)))
-    return work
-
-
-def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, software: str) -> Pass:
-    """Return the kernels of a block for one micro-batch."""
-    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
-    full, tokens, h = shape.full, plan.tokens, shape.width
-    is_by_op = _is_by_op(plan, software)
-    # Ops have those of dense parts.
-    parts = [] if is_by_op else [(tokens, 1, weight) for weight in shape.attention_weights(t)]
-    # The features of activation functions.
-    inner = full.mlp_width * tokens // t
-    moved = 0
-    if is_sparse:
-        # Each device has as many tokens for its experts as it sends away.
-        copies = tokens * shape.active_experts
-        experts = shape.num_experts // plan.expert
-        parts += [(tokens, 1, shape.router())]
-        parts += [(copies, experts, weight) for weight in shape.mlp_weights(shape.expert_width, t)]
-        if shape.shared_width:
-            parts += [(tokens, 1, weight) for weight in shape.mlp_weights(shape.shared_width, t)]
-        inner = (copies * shape.expert_width + tokens * shape.shared_width) // t
-        # Copies are put in the order of the experts, and back.
-        moved = 2 * item * copies * h
-    elif not is_by_op:
-        parts += [(tokens, 1, weight) for weight in shape.mlp_weights(full.mlp_width, t)]
-    products = [_product(rows, weight.inner, weight.columns, item, count) for rows, count, weight in parts]
-    # The input gradient of a product costs as much as the product.
-    of_inputs = [_product(rows, weight.columns, weight.inner, item, count) for rows, count, weight in parts]
-    weights = [
-        _weight_gradient(rows, weight.inner, weight.columns, item, gradient_bytes, count)
-        for rows, count, weight in parts
-    ]
-    again, exchanged = plan.recompute == "full", [Kernel(0, moved)] * 2 * is_sparse
-    if is_by_op:
-        between, between_backward, of_weights = _by_op(plan, software, _block_calls(plan, inner, is_sparse))
-        forward = [*products, *exchanged, *between]
-        backward = [*forward * again, *of_inputs, *exchanged, *between_backward]
-        weights += of_weights
-        return Pass(forward, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse)
-    turned = 2 * item * tokens * (shape.num_heads // t + shape.kv_heads(t)) * full.head_size
-    moves = [Kernel(0, turned)] * (not full.num_positions) + exchanged
-    core, core_backward = _attention(plan)
-    between, between_backward = _between(plan, inner)
-    forward = [*products, *moves, *between]
-    recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
-    backward = [*recomputed, *of_inputs, *core_backward, *moves, *between_backward]
-    return Pass(forward + core, backward, weights, 2 + 2 * again, 2, 3 + again, (4 + 2 * again) * is_sparse)
-
-
-def _between(plan: TrainingPlan, inner: int) -> tuple[list[Kernel], list[Kernel]]:
-    """Return the kernels of a block that are no products and no attention: forward and backward.
-
-    Args:
-        plan: the model, and how it is cut.
-        inner: elements of an activation function on a device.
-    """
-    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
-    tokens, h = plan.tokens, shape.width
-    own = tokens // t if plan.sequence_parallel else tokens
-    mask, gated = shape.has_dropout, shape.is_gated
-    forward = [Kernel(0, 2 * item * own * h)] * 2
-    forward += [Kernel(0, (3 * item + mask) * own * h)] * 2 + [Kernel(0, (2 + gated) * item * inner)]
-    # Norms read the input and the gradient and write a gradient, which is then added to that of the residual; a dropout
-    # reads the gradient and the mask.
-    backward = [Kernel(0, 3 * item * own * h)] * 4 + [Kernel(0, (2 * item + mask) * own * h)] * 2 * mask
-    return forward, backward + [Kernel(0, (3 + 2 * gated) * item * inner)]
-
-
-# An op, and the shapes of its inputs.
-Call = tuple[Any, ...]
-
-
-def _is_by_op(plan: TrainingPlan, software: str) -> bool:
-    """Return whether the kernels are those that ops have on this software, one after the other."""
-    return software == "eager" or (software == "plain" and not plan.fused_attention)
-
-
-def _norm(plan: TrainingPlan, rows: int, size: int) -> Call:
-    if plan.shape.has_layer_norm:
-        return instance(LayerNorm), (rows, size), (size,), (size,)
-    return instance(RMSNorm), (rows, size), (size,)
-
-
-def _block_calls(plan: TrainingPlan, inner: int, is_sparse: bool) -> list[Call]:
-    """Return the ops of a block, as `models.Decoder` calls them; without the products of a sparse feed-forward part.
-
-    Args:
-        plan: the model, and how it is cut.
-        inner: elements of an activation function on a device.
-        is_sparse: whether the block has experts.
-    """
-    shape, t = plan.shape, plan.tensor
-    full, tokens, h = shape.full, plan.tokens, shape.width
-    own = tokens // t if plan.sequence_parallel else tokens
-    heads, kv_heads, keys, values = shape.num_heads // t, shape.kv_heads(t), full.head_size, full.value_size
-    batch, rows = plan.micro_batch, shape.length // plan.context
-
-    def linears(weights: list[Weight]) -> list[Call]:
-        return [
-            (instance(Linear), (tokens, each.inner), (each.columns, each.inner), *[(each.columns,)] * (each.biases > 0))
-            for each in weights
-        ]
-
-    *qkv, out = linears(shape.attention_weights(t))
-    up, down = ([each] for each in linears(shape.mlp_weights(full.mlp_width, t)))
-    if is_sparse:
-        up = down = []
-    norm, add = _norm(plan, own, h), (instance(Add), (own, h), (own, h))
-    calls = [norm, *qkv]
-    if not shape.kv_rank:
-        sizes = heads * keys, kv_heads * keys, kv_heads * values
-        calls += [(instance(Permute, (1, 0)), (tokens, sum(sizes)))]
-        calls += [(instance(Slice, ((0, tokens, 1), (0, size, 1))), (tokens, sum(sizes))) for size in sizes]
-    if shape.has_query_norm:
-        calls += [_norm(plan, tokens * count, keys) for count in (heads, kv_heads)]
-    if not full.num_positions:
-        calls += [(instance(RotaryEmbedding), (tokens * count, keys)) for count in (heads, kv_heads)]
-    calls += [
-        (
-            instance(ScaledDotProductAttention, True),
-            (batch, kv_heads, heads // kv_heads, rows, keys),
-            (batch, kv_heads, 1, shape.length, keys),
-            (batch, kv_heads, 1, shape.length, values),
-        ),
-        (instance(Permute, (1, 0)), (tokens, heads * values)),
-    ]
-    calls += [out, add, norm, *up]
-    if shape.is_gated:
-        calls += [(instance(Slice, ((0, inner, 1), (0, 1, 1))), (inner, 2))] * 2
-        calls += [(instance(SiLU), (inner,)), (instance(Mul), (inner,), (inner,))]
-    else:
-        calls += [(instance(GELU, "tanh"), (inner,))]
-    return [*calls, *down, add]
-
-
-def _by_op(plan: TrainingPlan, software: str, calls: list[Call]) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
-    """Return the kernels of ops: forward, backward, and the gradients of weights."""
-    each = [_kernels(plan.item_bytes, software, *call) for call in calls]
-    return tuple([kernel for kernels in each for kernel in kernels[part]] for part in range(3))  # type: ignore[return-value]
-
-
-@lru_cache(maxsize=1 << 14)
-def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> tuple[tuple[Kernel, ...], ...]:
-    """Return the kernels of an op: forward, backward, and the gradients of weights where these can come later."""
-    value = f"f{itemsize}"
-    dtypes = {CrossEntropy: ("f4", "i8"), Embedding: ("i8", value)}.get(type(op), (value,) * len(shapes))
-    plan = op._make_plan(tuple((shape, np.dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)))
-
-    def kernels(*needs: bool) -> tuple[Kernel, ...]:
-        work, products = op.cost(plan, software, needs or None)
-        product = products[0] if products else None
-        kernel = Kernel(*work, product, op.is_matrix_product, plan.output.dtype.itemsize)
-        # A view has no kernel.
-        return (kernel,) * any(work)
-
-    floats = tuple(spec.dtype.kind == "f" for spec in plan.inputs)
-    if not isinstance(op, (Linear, LayerNorm, RMSNorm)):
-        return kernels(), kernels(*floats), ()
-    # A kernel of its own sums the gradient of a bias.
-    bias = (Kernel(0, plan.output.size_bytes),) * (isinstance(op, Linear) and len(shapes) > 2)
-    return kernels(), kernels(True, *[False] * (len(shapes) - 1)), (*kernels(False, True), *bias)
-
-
-def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
-    """Return the kernels between the query-key-value product and the output product: forward and backward.
-
-    Separate kernels compute all scores: two batched products, softmax with mask, dropout. A fused kernel
-    (FlashAttention) leaves out masked blocks, half of all, and computes five products instead of two in the backward
-    pass (Dao 2023).
-    """
-    shape, t, item = plan.shape, plan.tensor, plan.item_bytes
-    full, s, tokens, heads = shape.full, shape.length, plan.tokens, shape.num_heads // t
-    # Features of the queries and keys, and of the values and outputs.
-    keys, values = full.head_size, full.value_size
-    kv_heads = shape.kv_heads(t)
-    flops = 2 * tokens * s * heads  # of one product, all scores, and one feature of a head
-    batch, rows = plan.micro_batch * heads, s // plan.context
-    if plan.fused_attention:
-        features = item * tokens * (heads * (keys + values) + kv_heads * (keys + values))
-        fused = MatrixProduct(batch, rows, values, s, "attention")
-        # Half of all scores are masked.
-        forward = Kernel(flops * (keys + values) // 2, features, fused)
-        return [forward], [Kernel(flops * (3 * keys + 2 * values) // 2, 2 * features, fused)]
-    scores = heads * tokens * s
-
-    def product(size: int, is_out: bool) -> Kernel:
-        """Return a product that gives scores, or one that scores go into, of heads with these features."""
-        made = MatrixProduct(batch, rows, s, size) if is_out else MatrixProduct(batch, rows, size, s)
-        return Kernel(flops * size, item * (tokens * size * (heads + kv_heads) + scores), made)
-
-    softmax, softmax_backward = Kernel(0, 2 * item * scores), Kernel(0, 3 * item * scores)
-    dropout = [Kernel(0, (2 * item + 1) * scores)] * shape.has_dropout
-    of_values = [product(values, is_out=True), product(values, is_out=False)]
-    of_keys = [product(keys, is_out=False)] * 2
-    forward_core = [product(keys, is_out=True), softmax, *dropout, product(values, is_out=False)]
-    return forward_core, [*of_values, *dropout, softmax_backward, *of_keys]
-
-
-def _product(rows: int, inner: int, columns: int, item: int, count: int = 1) -> Kernel:
-    """Return the kernel of the product of (rows, inner) and (inner, columns); `count` weights share the rows."""
-    size_bytes = item * (rows * inner + count * inner * columns + rows * columns)
-    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(count, -(-rows // count), columns, inner))
-
-
-def _weight_gradient(rows: int, inner: int, columns: int, item: int, gradient_bytes: int, count: int = 1) -> Kernel:
-    """Return the kernel of the gradient of (inner, columns) weights, which adds to the gradient so far."""
-    size_bytes = item * rows * (inner + columns) + 2 * gradient_bytes * count * inner * columns
-    return Kernel(2 * rows * inner * columns, size_bytes, MatrixProduct(count, inner, columns, -(-rows // count)))
+        return exchange_ps, self.kernels([of_bytes(round(owned * moved))]).device_ps

@@ -12,7 +12,8 @@ from simparallel.autograd import Tensor, functions as F
 from simparallel.clock.event import COMPUTE
 from simparallel.clock.notes import forget_notes
 from simparallel.clock.recorder import NullObserver, Recorder, current_recorder, observer_of, use_recorder
-from simparallel.machine.cluster import describe
+from simparallel.machine.cluster import describe, picoseconds
+from simparallel.machine.device import DeviceWork
 from simparallel.machine.products import MatrixProduct
 
 
@@ -58,8 +59,8 @@ def test_events_are_contiguous_and_reproducible():
     products = {"Linear": MatrixProduct(1, 8, 4, 16), "Linear.backward": MatrixProduct(1, 16, 4, 8)}
     for event, twin in zip(events, again, strict=True):
         shape = products.get(event.name)
-        expected = {"is_product": shape is not None, "products": (shape,) if shape else ()}
-        duration_ps = device.time_ps(event.flops, event.size_bytes, 4, **expected)
+        work = DeviceWork("", event.flops, event.size_bytes, 4, 0, shape is not None, (shape,) if shape else ())
+        duration_ps = picoseconds(device.device_s(work))
         assert event.sim_end_ps - event.sim_start_ps == duration_ps > 0
         assert event.wall_start_ns <= event.wall_end_ns
         assert event._replace(wall_start_ns=0, wall_end_ns=0) == twin._replace(wall_start_ns=0, wall_end_ns=0)

@@ -28,12 +28,13 @@ def calls_of_ranks(draw):
         )
 
     call = st.one_of(
-        st.tuples(st.just("compute"), compute.map(lambda ps: [ps])),
+        st.tuples(st.just("compute"), st.tuples(compute, compute)),
         st.tuples(st.just("collective"), timed(known)),
         st.tuples(st.just("wait"), st.lists(st.integers(0, 20), max_size=3)),
         st.tuples(st.just("messages"), timed(pairs)),
     )
-    return num_ranks, draw(st.lists(call, max_size=3) | st.lists(call, min_size=12, max_size=30))
+    issue_ps = draw(st.none() | compute)
+    return num_ranks, issue_ps, draw(st.lists(call, max_size=3) | st.lists(call, min_size=12, max_size=30))
 
 
 def run(clock, calls):
@@ -51,9 +52,10 @@ def run(clock, calls):
 @settings(max_examples=60)
 @given(calls_of_ranks())
 def test_lockstep_equals_batch(drawn):
-    num_ranks, calls = drawn
+    num_ranks, issue_ps, calls = drawn
 
-    assert run(Lockstep(num_ranks), calls).now.tolist() == run(LockstepPrograms(num_ranks), calls).solved()
+    clock, programs = run(Lockstep(num_ranks, issue_ps), calls), run(LockstepPrograms(num_ranks, issue_ps), calls)
+    assert clock.now.tolist() == programs.solved()
 
 
 def test_stream_runs_one_call_at_a_time():

@@ -11,6 +11,7 @@ from oracles_simulate import COLLECTIVE, COMPUTE, RECEIVE, SEND, WrittenProgram,
 from refusals import refused
 
 import simparallel as sp
+from simparallel.clock.recorder import WorkPrice
 from simparallel.clock.shared_links import Interference, LinkTransfer, fair_speeds
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import ProgramGraph
@@ -65,7 +66,7 @@ def run_script(script):
             continue
         x = np.zeros(size, np.uint8)
         if kind == COMPUTE:
-            recorder.compute("work", "forward", 0, 0, (size, 0, 0))
+            recorder.compute("work", "forward", 0, 0, WorkPrice(size, 0))
         elif kind == COLLECTIVE:
             works.append(sp.all_reduce(x, group=groups[where], async_op=True))
         elif kind == SEND:

@@ -19,7 +19,7 @@ from oracles import OPS, World
 from refusals import refused
 
 import simparallel as sp
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import WorkPrice, current_recorder
 from simparallel.comm.direct import direct
 from simparallel.comm.memory.segment import FAILED, SLOT_BYTES, SharedSegment
 from simparallel.comm.shm import transport as shm
@@ -741,7 +741,7 @@ def eventful(order: tuple[int, ...]) -> None:
     recorder, me = current_recorder(), sp.get_rank()
     group = sp.new_group(order)
     for i, step in enumerate((3, 1, 2)):
-        recorder.compute("work", "forward", 0, 0, (1_000_000 * step * (me + i) % 7, 0, 0))
+        recorder.compute("work", "forward", 0, 0, WorkPrice(1_000_000 * step * (me + i) % 7, 0))
         sp.all_reduce(np.ones(1000, np.float32))
         if group.rank is not None:
             sp.all_gather(np.ones((3, 2)), group=group)
@@ -791,7 +791,7 @@ def test_collective_starts_with_its_last_rank(world):
     def program(costs):
         recorder, ready = current_recorder(), []
         for i in range(4):
-            recorder.compute("work", "forward", 0, 0, (costs[sp.get_rank()][i], 0, 0))
+            recorder.compute("work", "forward", 0, 0, WorkPrice(costs[sp.get_rank()][i], 0))
             ready.append(recorder.now_ps)
             sp.all_reduce(np.ones(10 + i))
         return ready
@@ -810,12 +810,12 @@ def test_overlapped_collective_delays_only_its_wait(world):
     def program():
         recorder = current_recorder()
         work = sp.all_reduce(np.ones(1000), async_op=True)
-        recorder.compute("work", "forward", 0, 0, (1000, 0, 0))
+        recorder.compute("work", "forward", 0, 0, WorkPrice(1000, 0))
         at_wait = recorder.now_ps
         work.wait()
         after_wait = recorder.now_ps
         second = sp.all_reduce(np.ones(1000), async_op=True)
-        recorder.compute("work", "forward", 0, 0, (10**12, 0, 0))
+        recorder.compute("work", "forward", 0, 0, WorkPrice(10**12, 0))
         second.wait()
         return at_wait, after_wait, recorder.now_ps
 

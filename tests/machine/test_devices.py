@@ -13,7 +13,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.clock.event import COMPUTE, COPY_IN, COPY_OUT
-from simparallel.clock.recorder import Recorder, use_recorder
+from simparallel.clock.recorder import Recorder, WorkPrice, use_recorder
 from simparallel.errors import ClusterError, DeviceMismatchError, DeviceOutOfMemoryError, InputError, LayoutError
 from simparallel.machine.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.machine.devices import FIRST, Device, current_device
@@ -417,8 +417,8 @@ def test_threads_share_one_interpreter():
     with recorder.threads(devices):
         for device, count in zip(devices, (4, 2, 0), strict=True):
             for _ in range(count):
-                recorder.of(device).compute("op", "forward", 0, 0, (1_000_000, 0, 0))
-    recorder.of(devices[2]).compute("op", "forward", 0, 0, (1_000_000, 0, 0))
+                recorder.of(device).compute("op", "forward", 0, 0, WorkPrice(1_000_000, 1_000_000))
+    recorder.of(devices[2]).compute("op", "forward", 0, 0, WorkPrice(1_000_000, 1_000_000))
     assert [start for start, _ in spans(recorder.events, device=0)] == [0, 3_000_000, 6_000_000, 9_000_000]
     assert [start for start, _ in spans(recorder.events, device=1)] == [0, 3_000_000]
     assert spans(recorder.events, device=2) == [(12_000_000, 13_000_000)]

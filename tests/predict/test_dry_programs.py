@@ -6,7 +6,8 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
+from dataclasses import replace
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from programs import PROGRAMS
 import simparallel as sp
 from simparallel import functions as F, nn, optim
 from simparallel.errors import RunFailedError, UnknownValueError
+from simparallel.machine.cluster import describe
 from simparallel.parallel import DistributedDataParallel
 from simparallel.predict.dry_run import dry_run
+from simparallel.runtime.launcher.settings import Described
 
 cloudpickle.register_pickle_by_value(programs)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -56,6 +59,62 @@ def test_dry_program_observed_as_real(name: str) -> None:
     function, args, world_size, described = PROGRAMS[name]
     real = sp.launch(function, args, world_size=world_size, transport="inline", record="full", **described)
     check_equal(real, dry_run(function, args, world_size=world_size, fold=False, **described))
+
+
+def beside_interpreter(world_size: int, settings: dict[str, Any], software: str = "plain") -> dict[str, Any]:
+    """Return the settings of a launch with an interpreter beside each device."""
+    described = {name: settings[name] for name in settings if name in Described.__annotations__}
+    cluster = describe(world_size, **described)
+    device = replace(cluster.device, op_start_s=7e-6, software=software)
+    others = {name: settings[name] for name in settings if name not in described}
+    return others | {"device": replace(cluster, device=device)}
+
+
+@pytest.mark.matrices
+@pytest.mark.parametrize(("name", "software"), [*zip(list(PROGRAMS)[::3], cycle(("plain", "eager")), strict=False)])
+def test_programs_beside_interpreters(name: str, software: str) -> None:
+    function, args, world_size, described = PROGRAMS[name]
+    described = beside_interpreter(world_size, described, software)
+    real = sp.launch(function, args, world_size=world_size, transport="inline", record="full", **described)
+    check_equal(real, dry_run(function, args, world_size=world_size, fold=False, **described))
+
+
+@pytest.mark.process
+def test_processes_beside_interpreters() -> None:
+    function, args, world_size, described = PROGRAMS["ddp[small buckets]"]
+    alone = dry_run(function, args, world_size=world_size, fold=False, **described)
+    described = beside_interpreter(world_size, described)
+    real = sp.launch(function, args, world_size=world_size, record="full", echo=False, **described)
+    dry = dry_run(function, args, world_size=world_size, fold=False, **described)
+    check_equal(real, dry)
+    # Red control: the device alone is faster.
+    assert alone.makespan_s < dry.makespan_s
+
+
+def captured_steps(count: int) -> None:
+    """Add ten times in each step, which is captured."""
+
+    @sp.captured
+    def step(x: Any) -> Any:
+        for _ in range(10):
+            x = x + 1
+        return x
+
+    x = sp.Tensor(np.ones(4, np.float32))
+    for _ in range(count):
+        step(x)
+
+
+def test_captured_step_costs_one_start() -> None:
+    described = beside_interpreter(1, {})
+    real = sp.launch(captured_steps, (6,), world_size=1, transport="inline", record="full", **described)
+    check_equal(real, dry_run(captured_steps, (6,), **described))
+    starts_ps = [event.sim_start_ps for event in real.trace.events]
+    # The third call captures; the graph then runs as fast as the device.
+    assert starts_ps[:30] == list(range(0, 30 * 7_000_000, 7_000_000))
+    assert starts_ps[30] == 31 * 7_000_000
+    ends_ps = [event.sim_end_ps for event in real.trace.events]
+    assert starts_ps[31:40] == ends_ps[30:39]
 
 
 @pytest.mark.process

@@ -23,7 +23,7 @@ from simparallel.base.system import without_huge_pages
 from simparallel.cli.main import main
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import ClusterSpec, describe, load_cluster, this_gpu_file
-from simparallel.machine.device import COPY, READ, DeviceSpec, OpCost
+from simparallel.machine.device import COPY, READ, DeviceSpec, DeviceWork, OpCost
 from simparallel.machine.presets import calibration_file
 from simparallel.predict import gpu_calibration, gpu_measuring
 from simparallel.predict.calibration import calibrate
@@ -104,14 +104,14 @@ class SyntheticStopwatch(GpuStopwatch):
         self.now_ns = lambda: round(gpu.host_s * 1e9)
 
     def compute(self, name: str, kind: str, start_ns: int, end_ns: int, price: Any, layer: str = "") -> None:
-        _, flops, size_bytes, results = self._work[id(price)]
+        _, flops, size_bytes, results = price.measured
         self.gpu.run(host_s(name, results), device_s(name, flops, size_bytes, results), waits=name in WAITING)
         super().compute(name, kind, start_ns, end_ns, price, layer)
 
-    def read(self, loss: Any) -> None:
+    def read_loss(self, loss: Any) -> None:
         self.gpu.synchronize("")
         self.gpu.host_s += 25e-6
-        super().read(loss)
+        super().read_loss(loss)
 
 
 def synthetic(program: Workload, noise: float = 0.0) -> Measurement:
@@ -208,11 +208,11 @@ def test_waiting_operations_are_found(calibrated: ClusterSpec) -> None:
 def test_an_unknown_operation_has_the_rates_of_others(calibrated: ClusterSpec) -> None:
     """The stated fallback: the interpreter's median time, and a roofline without a constant."""
     device = calibrated.device
-    assert device.host_s("Exp") == device.launch_s == pytest.approx(40e-6, rel=0.5)
+    assert device.host_s(DeviceWork("Exp")) == device.launch_s == pytest.approx(40e-6, rel=0.5)
     size = 1 << 30
-    assert device.device_s(0, size, 4, name="Exp") == pytest.approx(size / BYTES_PER_S, rel=0.2)
+    assert device.device_s(DeviceWork("Exp", 0, size)) == pytest.approx(size / BYTES_PER_S, rel=0.2)
     # A view starts no kernel.
-    assert device.device_s(0, 0, 4, name="Exp") == 0.0
+    assert device.device_s(DeviceWork("Exp")) == 0.0
 
 
 def test_times_of_both_clocks_are_found(few_steps: None) -> None:

@@ -95,8 +95,8 @@ SMALL = {
 }  # fmt: skip
 
 
-def small(**options):
-    return sp.predict_transformer(SMALL, "dgx-h100", 16, **{"global_batch": 32, "length": 2048} | options)
+def small(cluster="dgx-h100", **options):
+    return sp.predict_transformer(SMALL, cluster, 16, **{"global_batch": 32, "length": 2048} | options)
 
 
 @given(settings())

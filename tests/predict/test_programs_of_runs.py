@@ -199,6 +199,20 @@ def with_interpreters(num_ranks: int) -> ClusterSpec:
     return replace(cluster, device=device)
 
 
+def started(num_ranks: int, op_start_s: float, **described: Any) -> ClusterSpec:
+    """Return devices beside interpreters that take the same time to start each operation."""
+    cluster = describe(num_ranks, "a100", **described)
+    return replace(cluster, device=replace(cluster.device, op_start_s=op_start_s))
+
+
+def with_starts(num_ranks: int) -> ClusterSpec:
+    return started(num_ranks, 7e-6)
+
+
+def with_starts_of_devices(num_ranks: int) -> ClusterSpec:
+    return started(num_ranks, 7e-6, devices_per_rank=3)
+
+
 def with_shared_cores(num_ranks: int) -> ClusterSpec:
     return replace(describe(num_ranks), sharing=Curve(((1, 1.0), (8, 0.2))))
 
@@ -207,7 +221,10 @@ def with_devices(num_ranks: int) -> ClusterSpec:
     return describe(num_ranks, devices_per_rank=3)
 
 
-@pytest.mark.parametrize("described", [with_interpreters, with_shared_cores, with_devices])
+ALL_DESCRIBED = [with_interpreters, with_starts, with_starts_of_devices, with_shared_cores, with_devices]
+
+
+@pytest.mark.parametrize("described", ALL_DESCRIBED)
 @settings(max_examples=25)
 @given(st.integers(1, 4), STEPS)
 @example(2, [("reduce", 0, 0, (0, 0), False, 300), ("work", 0, 0, (0, 0), True, 300)])
@@ -215,22 +232,25 @@ def with_devices(num_ranks: int) -> ClusterSpec:
 def test_solver_gives_the_times_of_drawn_program(
     described: Callable[[int], ClusterSpec], num_ranks: int, steps: list[Any]
 ) -> None:
-    cluster, num_devices = described(num_ranks), 3 if described is with_devices else 1
+    cluster = described(num_ranks)
+    num_devices = cluster.devices_per_rank or 1
     check_times(sp.dry_run(drawn, (steps, num_devices), world_size=num_ranks, cluster=cluster, fold=False, unknown=0.0))
 
 
-SPEC = describe(1, devices_per_rank=3)
 # (what, device, other device, size)
 ACTIONS = st.tuples(
-    st.sampled_from(["compute", "copy", "synchronize"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 9)
+    st.sampled_from(["compute", "copy", "read", "issue", "at once"]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 9),
 )
 BLOCKS = st.lists(st.tuples(st.booleans(), st.lists(ACTIONS, max_size=6)), max_size=4)
 
 
-@given(BLOCKS, st.booleans())
-def test_devices_share_an_interpreter_as_recorded(blocks: list[Any], has_one: bool) -> None:
+@given(BLOCKS, st.booleans(), st.sampled_from((0.0, 1e-7, 59e-6)))
+def test_devices_share_an_interpreter_as_recorded(blocks: list[Any], has_one: bool, op_start_s: float) -> None:
     """Work on three devices of a rank, copies between them, and blocks of one thread for each device."""
-    recorder = ProgramRecorder(0, SPEC, record="full")
+    recorder = ProgramRecorder(0, started(1, op_start_s, devices_per_rank=3), record="full")
     recorder.work("first", "forward", 0, 10**6, 0, 4)
     devices = [Device("sim", i) for i in range(1 if has_one else 3)]
     recorders = [recorder.of(each) for each in devices]
@@ -240,8 +260,13 @@ def test_devices_share_an_interpreter_as_recorded(blocks: list[Any], has_one: bo
                 src, dst = (0, 0) if has_one else (src, dst)
                 if what == "compute":
                     recorders[src].work("work", "forward", 0, size * 10**7, 0, 4)
-                elif what == "synchronize":
-                    recorder.synchronize(devices[src])
+                elif what == "read":
+                    recorder.read(devices[src])
+                elif what == "issue":
+                    recorder.join(recorder.issue())
+                elif what == "at once":
+                    with recorder.at_once():
+                        recorders[src].work("work", "forward", 0, size * 10**7, 0, 4)
                 elif src != dst:
                     recorders[src].copy_to(recorders[dst], "copy", 0, 0, size)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from refusals import refused
 from test_transformer_memory import plans
 
@@ -190,3 +191,31 @@ def test_impossible_efficiency_is_refused(value):
 def test_float32_gradients_take_longer():
     plan = TrainingPlan(SHAPE, data=2)
     assert predict(plan, states=MEGATRON_ADAM).data_ps > predict(plan).data_ps
+
+
+@settings(max_examples=4)
+@given(st.integers(1, 6), st.integers(1, 3))
+def test_interpreter_bounds_as_in_a_dry_run(layers, micro_batches):
+    """Small steps take the interpreter's time: both count the same operations, but for tables and the optimizer."""
+    cluster = describe(1, "dgx-a100")
+    cluster = replace(cluster, device=replace(cluster.device, op_start_s=1e-3))
+
+    def program():
+        network = sp.models.gpt(256, 32, num_layers=layers, num_heads=4, width=64)
+        optimizer, tokens = sp.optim.AdamW(network.parameters()), np.zeros((1, 32), np.int64)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(micro_batches):
+                sp.functions.cross_entropy(network(tokens).reshape(-1, 256), tokens.reshape(-1)).backward()
+            optimizer.step()
+
+    shape = GPTShape(layers, 64, 4, 32, 256)
+    plan = TrainingPlan(shape, num_micro_batches=micro_batches, fused_attention=True, item_bytes=4)
+    closed = step_time(plan, cluster)
+    assert closed.host_ps > 0.9 * closed.step_ps
+    dry = sp.dry_run(program, cluster=cluster, unknown=1.0)
+    # Lookups of places, sums of embeddings, and the update.
+    assert closed.step_s == pytest.approx(dry.step_time_s, abs=(3 * micro_batches + 2) * 1e-3)
+    # Red control: without an interpreter.
+    alone = step_time(plan, replace(cluster, device=replace(cluster.device, op_start_s=0.0)))
+    assert alone.host_ps == 0 < alone.step_ps < closed.step_ps / 5

@@ -10,6 +10,7 @@ from oracles_lockstep import LockstepPrograms
 from training_programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
+from simparallel.clock.lockstep import Lockstep
 from simparallel.machine.cluster import describe
 from simparallel.machine.device import SOFTWARE
 from simparallel.search.planner import data_parallel, plan_graph
@@ -26,18 +27,22 @@ def _step_ps(name, plan, cluster):
 
 def _replayed_ps(space, choice):
     """Return the time of a step in lockstep, after comparing all ranks with the solver's times of their programs."""
-    programs = LockstepPrograms(space.device_num)
+    programs = LockstepPrograms(space.device_num, space.prices.issue_ps)
     replay(space, choice, programs)
-    step = replay(space, choice)
+    step = replay(space, choice, Lockstep(space.device_num, space.prices.issue_ps))
     assert step.clock.now.tolist() == programs.solved()
-    return step.step_ps
+    return replay(space, choice).step_ps
 
 
 @st.composite
 def _plans(draw, name):
     """Draw a cluster, a space of a program on it, and a choice for each op."""
     cluster = slow_cluster(
-        draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1e8, 1e10])), draw(st.sampled_from(SOFTWARE))
+        draw(st.sampled_from([1, 2, 4, 8])),
+        draw(st.sampled_from([1e8, 1e10])),
+        draw(st.sampled_from(SOFTWARE)),
+        # Without an interpreter, or one that is faster or slower than all devices.
+        draw(st.sampled_from([0.0, 1e-9, 1e-2])),
     )
     saved: Any = {}
     if PROGRAMS[name].splits:

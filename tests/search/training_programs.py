@@ -21,8 +21,11 @@ from simparallel.search.space import Space
 SLOW = sp.DeviceSpec("slow", {4: 1e9, 8: 1e9}, 1e9, 1 << 40, 1e-7)
 
 
-def slow_cluster(device_num: int, bandwidth: float = 1e9, software: str = "plain") -> ClusterSpec:
-    return describe(device_num, dataclasses.replace(SLOW, software=software), sp.LinkSpec(1e-6, bandwidth))
+def slow_cluster(
+    device_num: int, bandwidth: float = 1e9, software: str = "plain", op_start_s: float = 0.0
+) -> ClusterSpec:
+    device = dataclasses.replace(SLOW, software=software, op_start_s=op_start_s)
+    return describe(device_num, device, sp.LinkSpec(1e-6, bandwidth))
 
 
 class Program(NamedTuple):

@@ -15,10 +15,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import simparallel as sp
-from simparallel.clock.recorder import Recorder, use_recorder
+from simparallel.clock.recorder import Recorder, WorkPrice, use_recorder
 from simparallel.clock.recording import Recorded, Recording, join
 from simparallel.errors import InputError
 from simparallel.machine.cluster import describe
+from simparallel.machine.device import DeviceWork
 from simparallel.trace import Trace
 from simparallel.view.timeline import equal_ranks
 
@@ -28,7 +29,7 @@ def played(recorder: Recorder, events: list[tuple[str, int]]) -> None:
     for number, (what, duration) in enumerate(events):
         wall = 10 * number
         if what == "compute":
-            recorder.compute("MatMul", "forward", wall, wall + 7, (duration, 3, 8))
+            recorder.compute("MatMul", "forward", wall, wall + 7, WorkPrice(duration, work=DeviceWork("", 3, 8)))
         elif what == "communicate":
             start = max(recorder.now_ps, recorder.clock_ps.get("comm world", 0))
             recorder.communicate(
@@ -37,7 +38,7 @@ def played(recorder: Recorder, events: list[tuple[str, int]]) -> None:
         elif what == "wait":
             recorder.join(recorder.clock_ps.get("comm world", 0))
         else:
-            recorder.compute("SGD.step", "optimizer", wall, wall + 1, (duration, 1, 8))
+            recorder.compute("SGD.step", "optimizer", wall, wall + 1, WorkPrice(duration, work=DeviceWork("", 1, 8)))
             recorder.next_step()
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, strategies as st
 from refusals import refused
 
 from simparallel.clock.event import COMPUTE, Event
-from simparallel.clock.recorder import Recorder
+from simparallel.clock.recorder import Recorder, WorkPrice
 from simparallel.errors import InputError
 from simparallel.machine.cluster import describe
+from simparallel.machine.device import DeviceWork
 from simparallel.trace import Trace
 
 NAMES = ("MatMul", "ReLU.backward", "SGD.step", 'quote " and \\', "Größe")
@@ -37,7 +38,7 @@ def traces(draw: st.DrawFn, max_duration: int = 10**9, min_actions: int = 0) -> 
         if action == "compute":
             kind = draw(st.sampled_from(["forward", "backward", "optimizer"]))
             for rank in ranks:
-                price = (draw(duration), draw(st.integers(0, 10**12)), 8)
+                price = WorkPrice(draw(duration), work=DeviceWork("", draw(st.integers(0, 10**12)), 8))
                 recorders[rank].compute(draw(st.sampled_from(NAMES)), kind, walls[rank], walls[rank] + wall, price)
                 walls[rank] += wall
             continue
@@ -73,10 +74,10 @@ def small_trace() -> Trace:
     events = []
     for rank in range(2):
         recorder = Recorder(rank, cluster)
-        recorder.compute("MatMul", "forward", 0, 10, (4_000, 100, 8))
+        recorder.compute("MatMul", "forward", 0, 10, WorkPrice(4_000, work=DeviceWork("", 100, 8)))
         recorder.communicate("all_reduce", "collective", "comm world", 5, 20, 2_000, 7_000, 8, 8, (0, 1), 0)
         recorder.next_step()
-        recorder.compute("SGD.step", "optimizer", 20, 25, (3_000, 10, 8))
+        recorder.compute("SGD.step", "optimizer", 20, 25, WorkPrice(3_000, work=DeviceWork("", 10, 8)))
         events += recorder.events
     return Trace(events, cluster, name="small")
 

@@ -23,10 +23,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
 from simparallel.clock.event import Event, lane_names
-from simparallel.clock.recorder import Recorder
+from simparallel.clock.recorder import Recorder, WorkPrice
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.machine.cluster import describe
+from simparallel.machine.device import DeviceWork
 from simparallel.trace import Trace
 from simparallel.view import plot_both_clocks, plot_loss, plot_slices, plot_timeline, save_figure
 from simparallel.view.names import distinct_lengths, fitted
@@ -51,7 +52,9 @@ def training(num_ranks: int = 2, num_steps: int = 2, num_layers: int = 2, scale:
             for kind in ("forward", "backward"):
                 for layer in range(num_layers):
                     duration = 6_000_000 * scale + 100_000 * layer
-                    recorder.compute("MatMul", kind, wall, wall + 900, (duration, 10**6, 8))
+                    recorder.compute(
+                        "MatMul", kind, wall, wall + 900, WorkPrice(duration, work=DeviceWork("", 10**6, 8))
+                    )
                     wall += 1000
             start = recorder.now_ps - duration
             end = start + 4 * duration
@@ -60,7 +63,9 @@ def training(num_ranks: int = 2, num_steps: int = 2, num_layers: int = 2, scale:
             )
             wall += 500
             recorder.join(end)
-            recorder.compute("SGD.step", "optimizer", wall, wall + 100, (9_000_000 * scale, 100, 8))
+            recorder.compute(
+                "SGD.step", "optimizer", wall, wall + 100, WorkPrice(9_000_000 * scale, work=DeviceWork("", 100, 8))
+            )
             wall += 100
             recorder.next_step()
         events += recorder.events

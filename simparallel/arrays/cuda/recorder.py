@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from simparallel.arrays.cuda.device import Gpu, GpuClock, Moment
 from simparallel.backend import Array
 from simparallel.clock.event import WALL_END, WALL_START
+from simparallel.clock.recorder import Recorder, WorkPrice
 from simparallel.clock.recording import Recorded, Recording
-from simparallel.clock.two_clocks import TwoClockRecorder
 from simparallel.machine.devices import Device
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class GpuRecording(Recording):
         del self.rows[:number]
 
 
-class GpuRecorder(TwoClockRecorder):
+class GpuRecorder(Recorder):
     """The recorder of a rank on a GPU, after `start`.
 
     `communicate` receives the wall times of collectives and messages: times of the host, or moments of `clock` on the
@@ -101,7 +101,10 @@ class GpuRecorder(TwoClockRecorder):
             self._nvtx.RangePush(name)
         return self.now_ns()
 
-    def read(self) -> None:
+    def read(self, device: Device | None = None, *, is_check: bool = False) -> None:
+        """Do nothing: every read of an array on the GPU comes to `note_read`."""
+
+    def note_read(self) -> None:
         """Let the interpreter wait for the device and read a value. What an op reads is part of its own price."""
         if not self._is_computing:
             super().read()
@@ -143,7 +146,7 @@ class GpuRecorder(TwoClockRecorder):
         return self.is_recording or self._nvtx is not None
 
     def compute(
-        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
     ) -> None:
         """Record work as `Recorder.compute`; if it began with a moment, it ends now on the compute stream."""
         if isinstance(wall_start_ns, Moment):

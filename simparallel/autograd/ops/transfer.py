@@ -19,6 +19,7 @@ from simparallel.clock.cuda import cuda_device
 from simparallel.clock.memory import ACTIVATIONS
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, LayoutError
+from simparallel.machine.device import DeviceWork
 from simparallel.machine.devices import CUDA, FIRST, SIM, Device, is_device
 
 
@@ -115,7 +116,7 @@ class Replicate(ToDevice):
             # Simulated time only: the tape does the work, and takes the wall time, elsewhere.
             now_ns = perf_counter_ns()
             name = f"{self.purpose}.backward"
-            price = recorder.price(name, flops, size_bytes, itemsize)
+            price = recorder.price(DeviceWork(name, flops, size_bytes, itemsize))
             recorder.of(device).compute(name, "backward", now_ns, now_ns, price)
 
 

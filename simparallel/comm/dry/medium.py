@@ -96,8 +96,9 @@ class DryCall(Call):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.body: Any = DryBody(self.plan.body)
-        if self.group.recorder is not None:
-            self._issued_ps = self.group.recorder.moment()
+        recorder = self.group.recorder
+        if recorder is not None and recorder.launcher is None:
+            self._issued_ps = recorder.moment()
 
     def lacks_data(self) -> bool:
         """Return whether the payload of any member has no data."""

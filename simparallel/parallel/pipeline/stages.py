@@ -82,7 +82,11 @@ def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
     recorder = current_recorder()
     if recorder is None:
         return plan.work.flops + op.work_backward(needs, plan.work).flops
-    return recorder.price_of(op, plan)[0] + recorder.price_of(op, plan, needs)[0]
+    # Of the device or of its interpreter, whichever takes longer.
+    return sum(
+        max(price.device_ps, price.host_ps)
+        for price in (recorder.price_of(op, plan), recorder.price_of(op, plan, needs))
+    )
 
 
 class PartCost(NamedTuple):

@@ -21,7 +21,7 @@ def _home(gpu: Gpu, recorder: GpuRecorder, array: Array, requires_grad: bool) ->
 
 
 def _read(gpu: Gpu, recorder: GpuRecorder) -> None:
-    recorder.read()
+    recorder.note_read()
     gpu.synchronize("a value of the GPU")
 
 
