@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import GREEN, ORANGE, SKY, axes, head
+from simparallel.view.style import GREEN, ORANGE, SKY, axes, head, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +98,7 @@ def _draw_box(ax: Any, corner: tuple[float, float], text: str, color: str) -> No
 
     shape = "round,pad=0.04"
     ax.add_patch(FancyBboxPatch(corner, *_BOX, boxstyle=shape, facecolor=color, edgecolor="0.4", alpha=0.6))
-    ax.text(corner[0] + _BOX[0] / 2, corner[1] + _BOX[1] / 2, text, ha="center", va="center", fontsize=8)
+    write(ax, corner[0] + _BOX[0] / 2, corner[1] + _BOX[1] / 2, text, 8)
 
 
 def _draw_arrow(ax: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
