@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, axes, clean, labels, note
+from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, arrow, axes, clean, labels, note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,20 +114,8 @@ def plot_vectors(cases: Mapping[str, Mapping[str, Any]]) -> Figure:
     for ax, (title, arrows) in zip(panels[0], cases.items(), strict=True):
         for name, vector in arrows.items():
             color, width = _ARROWS.get(name, ("0.6", 2.0))
-            ax.annotate(
-                "",
-                vector,
-                (0, 0),
-                arrowprops={
-                    "arrowstyle": "-|>",
-                    "color": color,
-                    "linewidth": width,
-                    "shrinkA": 0,
-                    "shrinkB": 0,
-                    "mutation_scale": 12 + 2.5 * width,
-                    "joinstyle": "miter",
-                },
-            )
+            look: Any = {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 12 + 2.5 * width, "joinstyle": "miter"}
+            arrow(ax, (0, 0), vector, color=color, linewidth=width, **look)
             if name not in _ARROWS:
                 length = max(float(np.hypot(*vector)), 1e-9)
                 note(ax, name, vector, tuple(11 * x / length for x in vector), fontsize=12, ha="center", va="center")

@@ -11,7 +11,7 @@ from simparallel.algorithms.watching import ChunkMessage, Watched
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.errors import InputError
 from simparallel.machine.links import LinkSpec
-from simparallel.view.style import GREEN, RED, readable_on, write
+from simparallel.view.style import GREEN, RED, arrow, readable_on, write
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -178,8 +178,8 @@ def _lanes(messages: Sequence[ChunkMessage]) -> Iterator[tuple[ChunkMessage, int
 
 def _arrow(ax: Axes, message: ChunkMessage, chunk: int, lane: int) -> None:
     x = chunk + 0.08 + 0.24 * lane
-    style = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
-    ax.annotate("", (x, message.dst), (x, message.src), arrowprops=style, zorder=4)
+    look = {"color": RED, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
+    arrow(ax, (x, message.src), (x, message.dst), zorder=4, **look)
     ax.plot([x], [message.src], "o", color=RED, markersize=4, zorder=4)
 
 

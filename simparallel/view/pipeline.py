@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, axes, box, head, readable_on, write
+from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, axes, box, head, note, readable_on, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,10 +135,8 @@ def _draw_live(schedule: Schedule, ax: Axes, **times: Any) -> list[Any]:
         ax.step(x, [floor - unit * live for live in y], where="post", **line)
         first = max(until_weights, key=until_weights.__getitem__)
         most = until_weights[first]
-        ax.annotate(
-            str(most), (first, floor - unit * most), xytext=(1, 1), textcoords="offset points", fontsize=7, zorder=5,
-            path_effects=[withStroke(linewidth=2, foreground="0.95")],
-        )  # fmt: skip
+        look = {"ha": "left", "color": "black", "path_effects": [withStroke(linewidth=2, foreground="0.95")]}
+        note(ax, str(most), (first, floor - unit * most), (1, 1), fontsize=7, zorder=5, **look)
     return [Patch(color="0.75", label="live activations"), Line2D([], [], label="until input gradient", **line)]
 
 

@@ -64,11 +64,7 @@ def plot_redistribution(
         for (src, dst), count in sorted(flow.items()):
             _flow(ax, (start, rows[src] + 0.5), (stop, rows[dst] + 0.5), rank_colour(src), _WHOLE_PT * count / size)
         received = sorted(set(step.received_bytes(itemsize)))
-        span = (
-            format_bytes(received[-1])
-            if len(received) == 1
-            else f"{format_bytes(received[0])} to {format_bytes(received[-1])}"
-        )
+        span = " to ".join(map(format_bytes, dict.fromkeys((received[0], received[-1]))))
         text = f"{step.kind}\n" + (f"{span} to each rank" if received[-1] else "no communication")
         write(ax, (start + stop) / 2, height + 0.2, text, 10, va="top", color="0.25")
     ax.set_xlim(-1.15, (columns - 1) * (1 + _COLUMN) + 1.15)

@@ -68,6 +68,11 @@ def box(ax: Axes, x: float, y: float, width: float, height: float, **style: Any)
     ax.add_patch(Rectangle((x, y), width, height, **style))
 
 
+def arrow(ax: Axes, start: Any, end: Any, zorder: float = 3, **style: Any) -> None:
+    """Draw an arrow from one point to another."""
+    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", **style}, zorder=zorder)
+
+
 def note(ax: Axes, text: str, point: Any, offset: Any, **style: Any) -> None:
     """Write a text beside a point, `offset` (1/72 inch) away from it, by default to its left."""
     ax.annotate(text, point, xytext=offset, textcoords="offset points", **{"ha": "right", "color": "0.35", **style})
