@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,7 +26,7 @@ from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, JsonNod
 
 T = TypeVar("T")
 
-_hints = cache(get_type_hints)
+_hints, _signature = cache(get_type_hints), cache(signature)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -176,11 +177,7 @@ class _DescriptionReader:
     def _object(self, node: JsonNode, kind: Any) -> Any:
         if not isinstance(node.value, dict):
             self.fail(node, f"must be an object, not {_shown(node.value)}")
-        # A dataclass, or a NamedTuple.
-        if is_dataclass(kind):
-            known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
-        else:
-            known = {name: name not in kind._field_defaults for name in kind._fields}
+        known = {name: each.default is each.empty for name, each in _signature(kind).parameters.items()}
         for key, item in node.value.items():
             if key not in known:
                 hint = did_you_mean(key, known) or f" Known are {', '.join(known)}."
