@@ -22,7 +22,6 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.comm import current
 from simparallel.machine.cluster import describe
-from simparallel.machine.products import MatrixProduct
 
 NS_PER_S = 10**9
 
@@ -57,17 +56,8 @@ class Stopwatch(Recorder):
         self.spans: list[OperationSpan] = []
         self._work: dict[int, tuple[str, int, int, int]] = {}
 
-    def price(
-        self,
-        name: str,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        is_product: bool = False,
-        products: tuple[MatrixProduct, ...] = (),
-    ) -> tuple[int, int, int]:
-        price = super().price(name, flops, size_bytes, itemsize, results, is_product, products)
+    def price(self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, *how: Any) -> Any:
+        price = super().price(name, flops, size_bytes, itemsize, results, *how)
         # Prices are kept, so no other one gets this id.
         self._work[id(price)] = name, flops, size_bytes, results
         return price
