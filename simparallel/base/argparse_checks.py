@@ -94,10 +94,10 @@ def flag(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
 
 
-def exit_code(command: Callable[[], int]) -> int:
-    """Run a command, print its error if it raises one, and return the exit code."""
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Run a command, print its error if it raises one, and return the exit code: 0 by default."""
     try:
-        return command()
+        return command() or 0
     except RunFailedError as error:
         print(f"simparallel: {error}", file=sys.stderr)
         return int(error.facts["exit_code"])

@@ -70,8 +70,8 @@ def _cluster(options: argparse.Namespace) -> ClusterSpec:
     return load_cluster(options.cluster, options.world_size)
 
 
-def main(options: argparse.Namespace) -> int:
-    """Print a cluster; return the exit code.
+def main(options: argparse.Namespace) -> None:
+    """Print a cluster.
 
     Raises:
         ClusterError, RankTableError, InputError: the cluster cannot be described.
@@ -82,11 +82,10 @@ def main(options: argparse.Namespace) -> int:
     if options.out:
         cluster.save(options.out)
         print(f"written: {options.out}")
-    return 0
 
 
-def calibrate(options: argparse.Namespace) -> int:
-    """Measure this machine or its GPU, and write the description; return the exit code.
+def calibrate(options: argparse.Namespace) -> None:
+    """Measure this machine or its GPU, and write the description.
 
     Raises:
         InputError: there is no GPU that CuPy can use, or `--quick` for a GPU.
@@ -95,11 +94,10 @@ def calibrate(options: argparse.Namespace) -> int:
     from simparallel.predict.calibration import calibrate as measure
 
     measure(options.out, quick=options.quick, array=options.array, tell=partial(print, flush=True))
-    return 0
 
 
-def busbw(options: argparse.Namespace) -> int:
-    """Print the bandwidth that a collective should reach; return the exit code.
+def busbw(options: argparse.Namespace) -> None:
+    """Print the bandwidth that a collective should reach.
 
     Raises:
         ClusterError, RankTableError, InputError: the cluster cannot be described, or a size is below 1.
@@ -118,4 +116,3 @@ def busbw(options: argparse.Namespace) -> int:
         rates = (f"{rate / 1e9:.2f} GB/s" for rate in (row.algorithm_bandwidth, row.bus_bandwidth))
         rows.append((format_bytes(row.size_bytes), format_seconds(row.time_ps / PS_PER_S), *rates, row.algorithm))
     print(*aligned(rows, ">>>><"), sep="\n")
-    return 0

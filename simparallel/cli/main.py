@@ -110,15 +110,14 @@ def _code_of(options: argparse.Namespace) -> int:
     return exit_code(partial(_COMMANDS[options.command][2], options))
 
 
-def _demo(options: argparse.Namespace) -> int:
+def _demo(options: argparse.Namespace) -> None:
     from simparallel.cli import demo
 
     at_least_one(n=options.world_size, epochs=options.epochs, batch_size=options.batch_size)
     demo.main(options.world_size, options.epochs, options.batch_size, options.cluster, options.out)
-    return 0
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int | None:
     from simparallel.cli import run_folder
     from simparallel.runtime.preflight import check_not_in_a_rank
     from simparallel.runtime.ranks.script import check_script
@@ -152,7 +151,7 @@ def _run(options: argparse.Namespace) -> int:
     if (directory / "scheduler.log").exists():
         written += [directory / "scheduler.log", directory / "worker_N.log"]
     print(f"\n{results.trace.table()}\n\nwritten: {', '.join(map(str, written))}")
-    return 0
+    return None
 
 
 def _program(options: argparse.Namespace) -> tuple[str, list[str], bool, bool]:
@@ -210,7 +209,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 # Name -> (its line in the help, a function that adds its arguments, a function that runs it).
-_COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
+_COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], Any]]] = {
     "demo": ("train on real digits on four device processes, and compare with one", _add_demo_arguments, _demo),
     "run": ("run a script on several device processes", run_flags.add_arguments, _run),
     "torchrun": ("run, as PyTorch's launcher", partial(run_flags.add_arguments, launcher="torchrun"), _run),

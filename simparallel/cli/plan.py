@@ -50,7 +50,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("arguments", nargs="*", help="passed on to the script; its options after SCRIPT --")
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     """Make the plan of a model, or the plans of a script or a config, and print or write the requested output.
 
     Raises:
@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
     if options.config is not None:
         with _progress() as progress:
             plan_config.main(options, cluster, progress)
-        return 0
+        return
     if options.what is None:
         raise InputError("plan: name a model of simparallel.models or a script, or pass --config.")
     plans = _of_model(options, cluster) if options.what in MODELS else _of_script(options, cluster)
@@ -81,7 +81,6 @@ def main(options: argparse.Namespace) -> int:
         print(_front(plans))
     for number, plan in enumerate(plans, 1):
         _tell(plan, number, options)
-    return 0
 
 
 def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:

@@ -33,7 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     flags.add_script(command, "a Python file; with -n it calls sp.init()")
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     """Predict the script, and print or write the requested output."""
     from simparallel.predict.dry_run import dry_run, predicted_launches
     from simparallel.predict.gpu_calibration import changed_since
@@ -75,7 +75,6 @@ def main(options: argparse.Namespace) -> int:
         why = changed_since(prediction.cluster)
         if why:
             print(f"predict: this machine has changed since it was calibrated, calibrate anew: {why}", file=sys.stderr)
-    return 0
 
 
 def _tell(prediction: Prediction, options: argparse.Namespace) -> None:

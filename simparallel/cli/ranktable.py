@@ -47,8 +47,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         flags.add(writing, "out")
 
 
-def main(options: argparse.Namespace) -> int:
-    """Run the action; return the exit code.
+def main(options: argparse.Namespace) -> None:
+    """Run the action.
 
     Raises:
         RankTableError: a table cannot be read, or breaks a rule.
@@ -58,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
     if options.action == "check":
         for file in options.files:
             print(warned(load(file, strict=options.strict)).describe())
-        return 0
+        return
     if options.action == "convert":
         table = warned(load(options.file, strict=options.strict))
         # There are two forms, so the default is the other one.
@@ -72,10 +72,9 @@ def main(options: argparse.Namespace) -> int:
     text = format_rank_table(table, form)
     if options.out is None:
         print(text, end="")
-        return 0
-    write_atomically(options.out, text.encode())
-    print(f"written: {options.out}")
-    return 0
+    else:
+        write_atomically(options.out, text.encode())
+        print(f"written: {options.out}")
 
 
 def warned(table: RankTable) -> RankTable:

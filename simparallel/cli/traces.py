@@ -50,7 +50,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     shown.add_argument("--all-steps", action="store_true", help="of the picture: all steps")
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     """Run the action that the first word names; a trace alone is summarised."""
     action, files = _action(options.file)
     count, applying = ACTIONS[action]
@@ -71,10 +71,9 @@ def main(options: argparse.Namespace) -> int:
         from simparallel.trace.diff import diff
 
         print(diff(*map(sp.Trace.load, files)).table())
-        return 0
-    do = {"summary": _summarise, "view": _view, "export": _export}[action]
-    do(sp.Trace.load(files[0]), Path(files[0]), options)
-    return 0
+    else:
+        do = {"summary": _summarise, "view": _view, "export": _export}[action]
+        do(sp.Trace.load(files[0]), Path(files[0]), options)
 
 
 def _action(words: list[str]) -> tuple[str, list[str]]:

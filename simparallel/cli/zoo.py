@@ -13,8 +13,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--source", action="store_true", help="print the wrong program alone, to mend it yourself")
 
 
-def main(options: argparse.Namespace) -> int:
-    """List the programs, or show one; return the exit code.
+def main(options: argparse.Namespace) -> None:
+    """List the programs, or show one.
 
     Raises:
         UnknownNameError: there is no such program.
@@ -28,4 +28,3 @@ def main(options: argparse.Namespace) -> int:
         print(zoo.get(options.name).source, end="")
     else:
         print(zoo.table() if options.name is None else zoo.get(options.name))
-    return 0

@@ -121,6 +121,9 @@ def read_cifar10_archive(
     Raises:
         DataError: not such an archive, or a member is missing, broken or not a plain file.
     """
+    # Most programs never need it.
+    import tarfile
+
     path = Path(path)
     bad = partial(bad_file, path, where=" of the unpacked data")
     wanted = {f"{FOLDER}/{name}" for name in names}
@@ -130,7 +133,7 @@ def read_cifar10_archive(
         with (
             open_file(path) as file,
             gzip.GzipFile(fileobj=file) as unpacked,
-            _open_tar(_Limited(unpacked, size)) as tar,
+            tarfile.open(fileobj=_Limited(unpacked, size), mode="r:") as tar,  # type: ignore[call-overload]
         ):
             for count, member in enumerate(tar):
                 if count >= LARGEST_MEMBERS:
@@ -157,13 +160,6 @@ def read_cifar10_archive(
     if missing:
         raise bad(f"members {', '.join(missing)} are missing.")
     return [found[f"{FOLDER}/{name}"] for name in names]
-
-
-def _open_tar(stream: Any) -> Any:
-    # Imported here, because most programs never need it.
-    import tarfile
-
-    return tarfile.open(fileobj=stream, mode="r:")
 
 
 class _Limited:

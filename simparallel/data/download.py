@@ -14,8 +14,9 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import OpenerDirector
 
 from simparallel.base.files import FILES
 from simparallel.base.system import try_lock
@@ -28,12 +29,6 @@ POLL_S = 0.05
 TIMEOUT_S = 30.0
 
 
-class Opener(Protocol):
-    """The interface of `urllib.request.build_opener`'s result."""
-
-    def open(self, url: str, *, timeout: float) -> Any: ...
-
-
 def download(
     urls: Sequence[str],
     path: str | os.PathLike[str],
@@ -41,7 +36,7 @@ def download(
     md5: str,
     size_bytes: int | None = None,
     deadline_s: float = 3600.0,
-    opener: Opener | None = None,
+    opener: OpenerDirector | None = None,
 ) -> Path:
     """Download a file to `path`, unless it exists with the right checksum.
 
@@ -66,7 +61,8 @@ def download(
     """
     path = Path(path)
     for url in urls:
-        _check_https(url)
+        if urlsplit(url).scheme != "https" or not urlsplit(url).netloc:
+            raise InputError(f"download: {url!r} is not an https URL; other URLs are not allowed.")
     until = time.monotonic() + deadline_s
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,12 +103,7 @@ class HttpsOnly(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _check_https(url: str) -> None:
-    if urlsplit(url).scheme != "https" or not urlsplit(url).netloc:
-        raise InputError(f"download: {url!r} is not an https URL; other URLs are not allowed.")
-
-
-def _stream(opener: Opener, url: str, part: Path, md5: str, size_bytes: int | None, until: float) -> None:
+def _stream(opener: OpenerDirector, url: str, part: Path, md5: str, size_bytes: int | None, until: float) -> None:
     """Stream one mirror's bytes into `part`, verify and sync them. Raises OSError or ValueError."""
     limit = LARGEST_BYTES if size_bytes is None else size_bytes
     digest, received = hashlib.md5(), 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import re
 import warnings
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.lib.format as npy
@@ -183,18 +182,13 @@ def _plain(source: Source, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _read_pillow(path: Path | EncodedImage, max_pixels: int) -> np.ndarray:
-    try:
-        module: Any = importlib.import_module("PIL.Image")
-    except ImportError:
-        raise bad_file(
-            path,
-            "png and jpeg are read with Pillow, which is not installed. Run `pip install Pillow`, or "
-            "convert the images to .ppm or .npy.",
-        ) from None
+    # Needed by matplotlib, so it is there; and slow to import.
+    from PIL import Image
+
     with open_file(path) as file:
         try:
             # Only these two: Pillow's decoders of other formats never run on untrusted files.
-            with module.open(file, formats=("PNG", "JPEG")) as image:
+            with Image.open(file, formats=("PNG", "JPEG")) as image:
                 # The size is known from the header, before pixels are decoded.
                 if image.width * image.height > max_pixels:
                     text = (

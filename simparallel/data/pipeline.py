@@ -100,7 +100,8 @@ class Pipeline:
     is_batched: bool
 
     def __init__(self, child: Pipeline | None) -> None:
-        self.child = child
+        # None at the source, which overrides all that the other stages ask their child for.
+        self.child: Any = child
         self.epoch = 0
         self.is_batched = child is not None and child.is_batched
 
@@ -108,12 +109,10 @@ class Pipeline:
 
     def plans(self, epoch: int) -> Iterator[RowPlan]:
         """Yield the rows of an epoch, as one or more plans."""
-        assert self.child is not None
         return self.child.plans(epoch)
 
     def fetch(self, index: np.ndarray, epoch: np.ndarray) -> Columns:
         """Return the columns of these samples, with the stages before `batch` applied."""
-        assert self.child is not None
         return self.child.fetch(index, epoch)
 
     def finish(self, columns: Columns, index: np.ndarray, epoch: np.ndarray) -> Columns:
@@ -122,12 +121,10 @@ class Pipeline:
 
     def get_dataset_size(self) -> int:
         """Return the number of rows (batches, after `batch`) in an epoch."""
-        assert self.child is not None
         return self.child.get_dataset_size()
 
     @property
     def seed(self) -> int:
-        assert self.child is not None
         return self.child.seed
 
     @property
@@ -137,7 +134,6 @@ class Pipeline:
 
     def get_col_names(self) -> list[str]:
         """Return the names of the columns, in their order."""
-        assert self.child is not None
         return self.child.get_col_names()
 
     def get_batch_size(self) -> int:
@@ -326,7 +322,6 @@ class Mapped(Pipeline):
         return self._col_names
 
     def fetch(self, index: np.ndarray, epoch: np.ndarray) -> Columns:
-        assert self.child is not None
         columns = self.child.fetch(index, epoch)
         # Before `batch`, maps run here, on many samples at once; after it they run in `finish`, on one batch.
         return columns if self.is_batched else self._apply(columns, index, epoch)
@@ -393,7 +388,6 @@ class Batched(Pipeline):
         yield RowPlan(rows.sample[order], rows.epoch[order], starts, np.minimum(starts + size, len(order)))
 
     def get_dataset_size(self) -> int:
-        assert self.child is not None
         rows = self.child.get_dataset_size()
         return rows // self.batch_size if self.drop_remainder else -(-rows // self.batch_size)
 

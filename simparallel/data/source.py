@@ -170,23 +170,19 @@ def open_source(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[Source]:
     Raises:
         DataError: the file cannot be opened.
     """
-    if isinstance(path, io.BytesIO):
-        path.seek(0)
-        yield Source(Path(str(path)), path, len(path.getvalue()), exact=True)
-        return
-    path = Path(path)
     with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        plain = Source(path, file, size, exact=True)
+        name = Path(str(path) if isinstance(path, io.BytesIO) else path)
+        size = len(path.getvalue()) if isinstance(path, io.BytesIO) else os.fstat(file.fileno()).st_size
+        plain = Source(name, file, size, exact=True)
         # Two bytes identify gzip.
-        if plain.peek(2) != b"\x1f\x8b":
+        if isinstance(path, io.BytesIO) or plain.peek(2) != b"\x1f\x8b":
             yield plain
             return
         file.seek(0)
         with gzip.GzipFile(fileobj=file) as unpacked:
             # gzip states no reliable size, so this is only an upper bound, for the check before allocating.
             capacity = size * DEFLATE_RATIO
-            yield Source(path, unpacked, capacity, exact=False, where=" of the unpacked data")  # type: ignore[arg-type]
+            yield Source(name, unpacked, capacity, exact=False, where=" of the unpacked data")  # type: ignore[arg-type]
 
 
 def find_root(who: str, root: str | os.PathLike[str] | None) -> Path:

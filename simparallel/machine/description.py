@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,7 +26,7 @@ from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, JsonNod
 
 T = TypeVar("T")
 
-_hints = cache(get_type_hints)
+_hints, _signature = cache(get_type_hints), cache(signature)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def load(kind: type[T], path: str | os.PathLike[str]) -> T:
         ) from None
     except JsonError as error:
         raise ClusterError(f"{name}:{error.line}: {error}.", path=name, line=error.line, key=None) from None
-    found: T = reader.read(node, kind, "")
+    found: T = reader.read(node, kind)
     return found
 
 
@@ -97,14 +98,17 @@ def from_plain(kind: type[T], data: Any, name: str) -> T:
     Raises:
         ClusterError: as `load`, without a line.
     """
-    found: T = _DescriptionReader(name).read(_nodes(data), kind, "")
+    found: T = _DescriptionReader(name).read(_node(data), kind)
     return found
 
 
-def _nodes(data: Any) -> JsonNode:
+def _node(data: Any, around: JsonNode | None = None, key: str | int = "") -> JsonNode:
+    node = JsonNode(data, 0, around, key)
     if isinstance(data, dict):
-        return JsonNode({key: _nodes(value) for key, value in data.items()}, 0)
-    return JsonNode([_nodes(item) for item in data] if isinstance(data, (list, tuple)) else data, 0)
+        node.value = {name: _node(item, node, name) for name, item in data.items()}
+    elif isinstance(data, (list, tuple)):
+        node.value = [_node(item, node, i) for i, item in enumerate(data)]
+    return node
 
 
 def _values(node: JsonNode) -> Any:
@@ -119,14 +123,13 @@ class _DescriptionReader:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def fail(self, node: JsonNode, where: str, text: str, key: str = "") -> NoReturn:
-        place = f"{self.path}:{node.line}" if node.line else self.path
-        told = f"{place}: {where}: {text}" if where else f"{place}: {text}"
+    def fail(self, node: JsonNode, text: str, key: str = "", line: int = 0) -> NoReturn:
+        told = node.located(self.path, text, line)
         told += "" if told[-1] in ".?" else "."
-        key = key and where and f"{where}.{key}" or key or where
-        raise ClusterError(told, path=self.path, line=node.line or None, key=key or None)
+        key = ".".join(filter(None, (node.where, key)))
+        raise ClusterError(told, path=self.path, line=line or node.line or None, key=key or None)
 
-    def read(self, node: JsonNode, hint: Any, where: str) -> Any:
+    def read(self, node: JsonNode, hint: Any) -> Any:
         origin, args, value = get_origin(hint), get_args(hint), node.value
         if hint == Groups and type(value) is int:
             return value
@@ -135,24 +138,20 @@ class _DescriptionReader:
         if origin in (Union, UnionType):
             if value is None and NoneType in args:
                 return None
-            return self.read(node, next(arg for arg in args if arg is not NoneType), where)
+            return self.read(node, next(arg for arg in args if arg is not NoneType))
         if is_dataclass(hint) or (isinstance(value, dict) and hasattr(hint, "_fields")):
-            return self._object(node, hint, where)
+            return self._object(node, hint)
         if origin is dict:
             if not isinstance(value, dict):
-                self.fail(node, where, "must be an object")
-            return {
-                self._key(item, key, args[0], where): self.read(item, args[1], f"{where}.{key}")
-                for key, item in value.items()
-            }
+                self.fail(node, "must be an object")
+            return {self._key(node, key, args[0]): self.read(item, args[1]) for key, item in value.items()}
         if origin is tuple or (isinstance(hint, type) and issubclass(hint, tuple)):
             kinds = args or tuple(_hints(hint).values())
             is_long = Ellipsis in kinds
             if not isinstance(value, list) or not (is_long or len(value) == len(kinds)):
-                self.fail(node, where, f"must be a list{'' if is_long else f' of {len(kinds)} values'}")
+                self.fail(node, f"must be a list{'' if is_long else f' of {len(kinds)} values'}")
             each = (kinds[0],) * len(value) if is_long else kinds
-            items = zip(value, each, strict=True)
-            read = tuple(self.read(item, kind, f"{where}[{i}]") for i, (item, kind) in enumerate(items))
+            read = tuple(self.read(item, kind) for item, kind in zip(value, each, strict=True))
             return hint(*read) if hasattr(hint, "_fields") else read
         if hint is float and type(value) is int:
             return float(value)
@@ -160,10 +159,10 @@ class _DescriptionReader:
         if hint is int and type(value) is float and value.is_integer():
             return int(value)
         if type(value) is not hint:
-            self.fail(node, where, f"must be {_NAMES[hint]}, not {_shown(value)}")
+            self.fail(node, f"must be {_NAMES[hint]}, not {_shown(value)}")
         return value
 
-    def _key(self, node: JsonNode, text: str, hint: Any, where: str) -> Any:
+    def _key(self, node: JsonNode, text: str, hint: Any) -> Any:
         if hint is str:
             return text
         parts = text.split("-")
@@ -171,27 +170,23 @@ class _DescriptionReader:
             1 if hint is int else 2
         ):
             pair = "" if hint is int else ', or two, such as "0-3"'
-            self.fail(node, where, f'key "{text[:40]}" must be a number such as "4"{pair}')
+            self.fail(node, f'key "{text[:40]}" must be a number such as "4"{pair}', line=node.value[text].line)
         numbers = tuple(map(int, parts))
         return numbers if len(numbers) == 2 else numbers[0]
 
-    def _object(self, node: JsonNode, kind: Any, where: str) -> Any:
+    def _object(self, node: JsonNode, kind: Any) -> Any:
         if not isinstance(node.value, dict):
-            self.fail(node, where, f"must be an object, not {_shown(node.value)}")
-        # A dataclass, or a NamedTuple.
-        if is_dataclass(kind):
-            known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
-        else:
-            known = {name: name not in kind._field_defaults for name in kind._fields}
+            self.fail(node, f"must be an object, not {_shown(node.value)}")
+        known = {name: each.default is each.empty for name, each in _signature(kind).parameters.items()}
         for key, item in node.value.items():
             if key not in known:
                 hint = did_you_mean(key, known) or f" Known are {', '.join(known)}."
-                self.fail(item, where, f'unknown key "{key[:40]}".{hint}', key)
+                self.fail(node, f'unknown key "{key[:40]}".{hint}', key, item.line)
         for key, is_needed in known.items():
             if is_needed and key not in node.value:
-                self.fail(node, where, f'"{key}" is missing', key)
+                self.fail(node, f'"{key}" is missing', key)
         hints = _hints(kind)
-        values = {key: self.read(item, hints[key], _joined(where, key)) for key, item in node.value.items()}
+        values = {key: self.read(item, hints[key]) for key, item in node.value.items()}
         try:
             return kind(**values)
         except ClusterError as error:
@@ -199,14 +194,10 @@ class _DescriptionReader:
             if "path" in error.facts:
                 raise
             key = str(error.facts.get("key", ""))
-            self.fail(node.value.get(key, node), where, str(error), key)
+            self.fail(node, str(error), key, node.value.get(key, node).line)
 
 
 _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
-
-
-def _joined(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
 
 
 def _shown(value: Any) -> str:

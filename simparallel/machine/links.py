@@ -91,13 +91,9 @@ class LinkSpec:
                 key="oversubscription",
             )
         for number, (_, latency_s, bandwidth) in enumerate(self.all_segments):
-            at = f"segments[{number - 1}]: " if number else ""
-            key = "segments" if number else None
-            for name, value in (("latency_s", latency_s), ("bandwidth_bytes_per_s", bandwidth)):
-                try:
-                    check_number(f"link: {at}".removesuffix(": "), name, value)
-                except ClusterError as error:
-                    raise ClusterError(str(error), key=key or name) from None
+            owner, key = (f"link: segments[{number - 1}]", "segments") if number else ("link", "")
+            check_number(owner, "latency_s", latency_s, key=key)
+            check_number(owner, "bandwidth_bytes_per_s", bandwidth, key=key)
         starts = self.starts
         if any(not is_integer(start) or not 0 <= start <= 1 << 60 for start in starts) or any(
             later <= start for start, later in zip(starts, starts[1:], strict=False)

@@ -15,7 +15,9 @@ KINDS = ("data sheet", "measured", "assumed")
 _RANGES = {"_per_s": (1.0, 1e24), "_s": (0.0, 1e6), "_bytes": (1, 10**18), "oversubscription": (1.0, 1e6)}
 
 
-def check_number(owner: str, name: str, value: Any, low: float | None = None, high: float | None = None) -> None:
+def check_number(
+    owner: str, name: str, value: Any, low: float | None = None, high: float | None = None, key: str = ""
+) -> None:
     """Check that a number lies in a range, by default the one of the unit at the end of its name.
 
     Args:
@@ -23,18 +25,19 @@ def check_number(owner: str, name: str, value: Any, low: float | None = None, hi
         name: its name, such as "latency_s" or "peak_flops_per_s[2]".
         value: the number.
         low, high: ends of the range.
+        key: fact of the error, by default the name.
 
     Raises:
         ClusterError: it is not a number in the range. Fact: `key`, the name.
     """
-    key = name.partition("[")[0]
+    field = name.partition("[")[0]
     if low is None or high is None:
-        low, high = next(ends for unit, ends in _RANGES.items() if key.endswith(unit))
+        low, high = next(ends for unit, ends in _RANGES.items() if field.endswith(unit))
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     # A comparison with NaN is false.
     if not is_number or not low <= value <= high:
         told = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:30]}..."
-        raise ClusterError(f"{owner}: {name}={told} must be a number from {low:g} to {high:g}.", key=key)
+        raise ClusterError(f"{owner}: {name}={told} must be a number from {low:g} to {high:g}.", key=key or field)
 
 
 def check_sources(owner: str, sources: Mapping[str, str], names: Iterable[str]) -> None:

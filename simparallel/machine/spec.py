@@ -221,12 +221,7 @@ class ClusterSpec:
             return tuple(tuple(range(first, first + size)) for first in range(0, self.world_size, size))
         found = tuple(tuple(group) for group in groups)  # type: ignore[union-attr]
         ranks = [rank for group in found for rank in group]
-        if (
-            () in found
-            or not all(map(self._is_rank, ranks))
-            or len({*ranks}) != len(ranks)
-            or len(ranks) != self.world_size
-        ):
+        if () in found or not all(map(self._is_rank, ranks)) or sorted(ranks) != list(range(self.world_size)):
             raise ClusterError(
                 f"{key}={_short(found)}: each rank of 0 … {self.world_size - 1} must belong to exactly one {noun}, and "
                 f"no {noun} may be empty.",

@@ -89,7 +89,7 @@ def dry_run(
     timeout_s = checked.seconds("timeout_s", timeout_s)
     memory_bytes = None if device_memory is None else parse_bytes(device_memory)
     settings = RunSettings(spec, "full", timeout_s, algorithm, memory_bytes=memory_bytes)
-    return predict(partial(_with_unknown, unknown, partial(fn, *args, **kwargs)), settings, fold)
+    return _predicted(partial(_with_unknown, unknown, partial(fn, *args, **kwargs)), settings, fold)[0]
 
 
 @contextmanager
@@ -114,12 +114,8 @@ def predicted_launches(cluster: str | ClusterSpec | None, found: list[Prediction
         yield
 
 
-def predict(call: Callable[[], Any], settings: RunSettings, fold: bool) -> Prediction:
-    """Predict a run of `call()` on every rank."""
-    return _predicted(call, settings, fold)[0]
-
-
 def _predicted(call: Callable[[], Any], settings: RunSettings, fold: bool) -> tuple[Prediction, list[Outcome]]:
+    """Predict a run of `call()` on every rank; return the outcomes of the ranks, too."""
     spec = settings.cluster
     recorders: dict[int, WorkRecorder] = {}
     with without_huge_pages(), unknown_numbers(), progress(spec.world_size, recorders):
@@ -134,7 +130,7 @@ def _predicted(call: Callable[[], Any], settings: RunSettings, fold: bool) -> tu
     capacity_bytes = settings.memory_bytes or spec.device.memory_bytes
 
     def again(other: ClusterSpec) -> Prediction:
-        return predict(call, replace(settings, cluster=other), fold)
+        return _predicted(call, replace(settings, cluster=other), fold)[0]
 
     return Prediction(outcomes, spec, stands_for, again, recorders, capacity_bytes), outcomes
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from html import escape
 from typing import Any, NamedTuple
 
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
+from simparallel.base.html import table
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes
 from simparallel.clock.recorder import Recorder, current_recorder
@@ -141,21 +141,21 @@ class CommCounter:
         grouped: dict[tuple[str, str], list[CountedCall]] = {}
         for call in self._distinct():
             grouped.setdefault((call.name, call.where), []).append(call)
-        return [
+        rows = [
             (name, str(len(calls)), format_bytes(sum(call.size_bytes for call in calls)), where)
             for (name, where), calls in grouped.items()
         ]
+        return [("call", "count", "payload", "where"), *rows]
 
     def __str__(self) -> str:
-        return "\n".join(aligned([("call", "count", "payload", "where"), *self._rows()], "<>><"))
+        return "\n".join(aligned(self._rows(), "<>><"))
 
     def __repr__(self) -> str:
         return f"CommCounter({', '.join(f'{name}: {count}' for name, count in self.counts.items())})"
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: a row for each collective and line."""
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self._rows())
-        return f"<table><tr><th>call</th><th>count</th><th>payload</th><th>where</th></tr>{rows}</table>"
+        return table(self._rows())
 
 
 def _counted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[CountedCall]]:

@@ -106,9 +106,8 @@ def first_difference(
         optional: phases that are not compared if no rank has recorded them.
     """
     phases = {key[1] for record in ranks for key in record}
-    for record in ranks:
+    for rank, record in enumerate(ranks):
         for key in record.keys() - one.keys():
-            rank = ranks.index(record)
             return Mismatch(key, rank, None, "a value", "none", f" One device has {_names(one, key)}.")
     names = [{key[2] for key in record} for record in ranks]
     for key, whole in one.items():
@@ -162,8 +161,6 @@ def _difference(
         return expected
     wrong = {}
     for rank, x in held.items():
-        if x.shape != expected[rank].shape:
-            return Mismatch(key, rank, None, x.shape, expected[rank].shape, " The latter is the result of `slices`.")
         difference = _first_index(x, expected[rank], tolerance)
         if difference is not None:
             wrong[rank] = difference
@@ -212,7 +209,12 @@ def expected_parts(
     if all(shape == whole.shape for shape in shapes.values()):
         return dict.fromkeys(shapes, whole)
     if slices is not None:
-        return {rank: np.asarray(slices(key[2], whole, rank, world_size)) for rank in shapes}
+        parts_of = {rank: np.asarray(slices(key[2], whole, rank, world_size)) for rank in shapes}
+        for rank, part in parts_of.items():
+            if part.shape != shapes[rank]:
+                details = " The latter is the result of `slices`."
+                return Mismatch(key, rank, None, shapes[rank], part.shape, details)
+        return parts_of
     cut = {
         dim for s in shapes.values() if len(s) == whole.ndim for dim in range(whole.ndim) if s[dim] != whole.shape[dim]
     }
@@ -231,10 +233,8 @@ def expected_parts(
 
 
 def _first_index(x: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> tuple[int, ...] | None:
-    wrong = _wrong(x, expected, tolerance)
-    if not wrong.any():
-        return None
-    return tuple(int(i) for i in np.argwhere(wrong)[0])
+    wrong = np.argwhere(_wrong(x, expected, tolerance))
+    return tuple(map(int, wrong[0])) if len(wrong) else None
 
 
 def _wrong(x: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> np.ndarray:

@@ -7,7 +7,6 @@ from here inherits, so that orphans are found, too.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import tempfile
@@ -15,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
@@ -46,12 +45,9 @@ def marked(mark: str) -> set[int]:
     """Return the processes started with this mark in their environment; zombies have no environment."""
     found = set()
     for pid in (int(name) for name in _names("/proc") if name.isdigit()):
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if f"{MARK}={mark}".encode() in environment.split(b"\0"):
-            found.add(pid)
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(pid)
     return found
 
 
@@ -76,10 +72,8 @@ def belongings() -> dict[str, set[str]]:
             processes.add(f"pid {pid} started at {stat[1]}")
     descriptors = set()
     for fd in _names("/proc/self/fd"):
-        try:
+        with suppress(OSError):  # the descriptor that lists the directory
             descriptors.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
-        except OSError:  # the descriptor that lists the directory
-            continue
     return {
         "processes": processes,
         "descriptors": descriptors,
@@ -135,7 +129,7 @@ def no_leaks(limit_s: float = 3.0) -> Iterator[None]:
     yield
     left = new_belongings(before, limit_s)
     for process in left.get("processes", ()):
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(int(process.split()[1]), KILL)
     text = "; ".join(f"{kind}: {', '.join(sorted(texts))}" for kind, texts in left.items())
     assert not left, f"left behind: {text}"

@@ -42,7 +42,7 @@ class Pools:
         """Return the ranks of a transport with these settings of `Cluster`."""
         key = transport, repr(sorted(settings.items()))
         if key not in self._ranks:
-            self._ranks[key] = _TestRanks(transport, **settings)
+            self._ranks[key] = _TestRanks(transport, **{"echo": True, **settings})
         return self._ranks[key]
 
     def call(self, item: pytest.Function, marker: pytest.Mark) -> bool | None:
@@ -92,9 +92,6 @@ def _checked(item: pytest.Function, marker: pytest.Mark) -> tuple[int, dict[str,
 
 class _TestRanks(Ranks):
     """Ranks that run functions of test modules apart from each other, and print the rank before each line of output."""
-
-    def __init__(self, transport: str | None, **settings: Any) -> None:
-        super().__init__(transport, **{"echo": True, **settings})
 
     def cluster(self, world_size: int, **settings: Any) -> Cluster:
         cluster = super().cluster(world_size, **settings)

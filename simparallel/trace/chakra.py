@@ -167,13 +167,7 @@ def _kind_of(event: Event) -> tuple[int, dict[str, Any]]:
 def _attributes(values: dict[str, Any]) -> Iterable[Any]:
     found = messages()
     attribute, numbers = found["AttributeProto"], found["Int64List"]
+    fields = {bool: "bool_val", int: "int64_val", str: "string_val"}
     for name, value in values.items():
-        # A bool is an int, too.
-        if isinstance(value, bool):
-            yield attribute(name=name, bool_val=value)
-        elif isinstance(value, int):
-            yield attribute(name=name, int64_val=value)
-        elif isinstance(value, str):
-            yield attribute(name=name, string_val=value)
-        else:
-            yield attribute(name=name, int64_list=numbers(values=value))
+        field = fields.get(type(value), "int64_list")
+        yield attribute(name=name, **{field: numbers(values=value) if field == "int64_list" else value})

@@ -129,18 +129,15 @@ def _threads(
 
 
 def _metadata(events: Sequence[Event], threads: dict[int, dict[int, str]]) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for rank in sorted(threads):
         # Use an existing tid: viewers would show a new one as an empty thread.
         first = min(threads[rank])
-        named: list[tuple[str, int, dict[str, Any]]] = [
-            ("process_name", first, {"name": f"rank {rank}"}),
-            ("process_sort_index", first, {"sort_index": rank}),
-        ]
-        for position, (tid, stream) in enumerate(threads[rank].items()):
-            named.append(("thread_name", tid, {"name": stream}))
-            named.append(("thread_sort_index", tid, {"sort_index": position}))
-        rows += [{"ph": "M", "name": what, "pid": rank, "tid": tid, "args": args} for what, tid, args in named]
+        named = [("process", first, f"rank {rank}", rank)]
+        named += [("thread", tid, stream, position) for position, (tid, stream) in enumerate(threads[rank].items())]
+        for what, tid, name, position in named:
+            for field, value in (("name", name), ("sort_index", position)):
+                rows.append({"ph": "M", "name": f"{what}_{field}", "pid": rank, "tid": tid, "args": {field: value}})
     return rows
 
 
@@ -174,12 +171,10 @@ def _read(data: Any) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int
     if not isinstance(other, dict) or other.get("format") != FORMAT:
         found = other.get("format") if isinstance(other, dict) else None
         raise InputError(f"the trace of another program or version: otherData.format is {found!r}, not {FORMAT!r}")
-    name = other.get("name")
-    if not isinstance(name, str):
-        raise InputError(f"otherData.name must be a string, got {name!r}")
-    timed_by = other.get("timed_by", "")
-    if not isinstance(timed_by, str):
-        raise InputError(f"otherData.timed_by must be a string, got {timed_by!r}")
+    texts: dict[str, Any] = {"name": other.get("name"), "timed_by": other.get("timed_by", "")}
+    for field, text in texts.items():
+        if not isinstance(text, str):
+            raise InputError(f"otherData.{field} must be a string, got {text!r}")
     events = [
         _read_event(row, number)
         for number, row in enumerate(data["traceEvents"])
@@ -187,7 +182,7 @@ def _read(data: Any) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int
         if not isinstance(row, dict) or row.get("ph") == "X"
     ]
     cluster = from_plain(ClusterSpec, other.get("cluster"), "otherData.cluster")
-    return events, cluster, name, _read_totals(other.get("totals"), cluster), timed_by
+    return events, cluster, texts["name"], _read_totals(other.get("totals"), cluster), texts["timed_by"]
 
 
 def _read_event(row: Any, number: int) -> Event:

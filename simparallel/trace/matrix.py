@@ -12,7 +12,7 @@ from simparallel.algorithms import DIRECT, offers
 from simparallel.algorithms.rehearsal import Actor, rehearse
 from simparallel.clock.event import Event
 
-_TO_THE_NEXT = ("all_reduce", "reduce_scatter", "all_gather")
+_TO_THE_NEXT = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
 def bytes_between(events: Iterable[Event], world_size: int) -> np.ndarray:
@@ -68,9 +68,8 @@ def _traffic(op: str, algorithm: str, size: int, root: int) -> np.ndarray:
         rehearse(algorithm, op, size, size, root=root, make_actor=partial(_TrafficCounter, traffic))
     elif op in _TO_THE_NEXT:
         traffic[each, (each + 1) % size] = 1
-    elif op == "broadcast":
-        traffic[each, (each + 1) % size] = 1
-        traffic[root - 1] = 0
+        if op == "broadcast":
+            traffic[root - 1] = 0
     elif op == "reduce":
         traffic[each, each - 1] = 1
         traffic[root] = 0

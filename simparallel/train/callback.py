@@ -168,9 +168,8 @@ class CallbackList:
     """
 
     def __init__(self, callbacks: Any, run_context: RunContext) -> None:
-        if callbacks is None:
-            callbacks = []
-        listed = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        given = () if callbacks is None else callbacks
+        listed = list(given) if isinstance(given, Iterable) else [given]
         for i, callback in enumerate(listed):
             if not isinstance(callback, Callback):
                 raise InputError(f"callbacks[{i}]={callback!r} is not a Callback.")

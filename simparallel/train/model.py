@@ -426,6 +426,5 @@ def _to_resume_from(resume: Any, callbacks: CallbackList, group: Group | None) -
     for callback in callbacks.callbacks:
         if isinstance(callback, ModelCheckpoint):
             # One rank looks, so that all ranks resume or none does, whatever each sees on a shared disk.
-            is_there = of_first_rank(callback.manager.latest() is not None, group)
-            return callback.manager if is_there else None
+            return callback.manager if of_first_rank(callback.manager.latest() is not None, group) else None
     raise CheckpointError("Model: resume=True needs a ModelCheckpoint among the callbacks; or name the folder.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, axes, clean, note
+from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, arrow, axes, clean, labels, note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,10 +51,8 @@ def plot_accuracies(accuracies: Mapping[str, Sequence[tuple[int, Sequence[float]
     ax.set_xlim(counts[0] / 1.4, counts[-1] * 1.4)
     # As many digits as a tick needs: in a small range, ticks differ only in the second decimal.
     ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.6g}%"))
-    ax.set_xlabel("workers", fontsize=12)
-    ax.set_ylabel("test accuracy", fontsize=12)
     ax.set_title("at the learning rate of a single worker; small marks: each seed", fontsize=12)
-    clean(ax)
+    labels(ax, "workers", "test accuracy")
     # Outside of the axes, where it covers no point.
     ax.legend(frameon=False, fontsize=11, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
@@ -93,9 +91,7 @@ def plot_orthogonality(ratios: Mapping[str, Sequence[float]], workers: int, smoo
         note(ax, text, (1.0, level), (-4, 3), xycoords=("axes fraction", "data"), fontsize=10)
     ax.set_title(f"how orthogonal the gradients of {workers} workers are, layer by layer", fontsize=12)
     ax.set_ylim(0, 1.08)
-    ax.set_xlabel("training step", fontsize=12)
-    ax.set_ylabel(r"$\|T(g_1 \ldots g_n)\|^2 \;/\; \sum\|g_i\|^2$", fontsize=12)
-    clean(ax)
+    labels(ax, "training step", r"$\|T(g_1 \ldots g_n)\|^2 \;/\; \sum\|g_i\|^2$")
     ax.legend(frameon=False, fontsize=10, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
@@ -118,20 +114,8 @@ def plot_vectors(cases: Mapping[str, Mapping[str, Any]]) -> Figure:
     for ax, (title, arrows) in zip(panels[0], cases.items(), strict=True):
         for name, vector in arrows.items():
             color, width = _ARROWS.get(name, ("0.6", 2.0))
-            ax.annotate(
-                "",
-                vector,
-                (0, 0),
-                arrowprops={
-                    "arrowstyle": "-|>",
-                    "color": color,
-                    "linewidth": width,
-                    "shrinkA": 0,
-                    "shrinkB": 0,
-                    "mutation_scale": 12 + 2.5 * width,
-                    "joinstyle": "miter",
-                },
-            )
+            look: Any = {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 12 + 2.5 * width, "joinstyle": "miter"}
+            arrow(ax, (0, 0), vector, color=color, linewidth=width, **look)
             if name not in _ARROWS:
                 length = max(float(np.hypot(*vector)), 1e-9)
                 note(ax, name, vector, tuple(11 * x / length for x in vector), fontsize=12, ha="center", va="center")

@@ -11,7 +11,7 @@ from simparallel.algorithms.watching import ChunkMessage, Watched
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.errors import InputError
 from simparallel.machine.links import LinkSpec
-from simparallel.view.style import GREEN, RED, readable_on
+from simparallel.view.style import GREEN, RED, arrow, readable_on, write
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -147,7 +147,7 @@ def _panel(ax: Axes, each: Watched, step: int) -> None:
         count = int(counts[rank, chunk])
         ink = readable_on(_shades(np.array(count), size))
         weight = "bold" if count == size else "normal"
-        ax.text(chunk - 0.24, rank, str(count), ha="center", va="center", color=ink, fontsize=11, fontweight=weight)
+        write(ax, chunk - 0.24, rank, str(count), 11, color=ink, fontweight=weight)
     ax.set_xticks(range(size), [f"c{chunk}" for chunk in range(size)])
     ax.set_yticks(range(size), [f"rank {rank}" for rank in range(size)])
     ax.set_xticks(np.arange(size - 1) + 0.5, minor=True)
@@ -178,8 +178,8 @@ def _lanes(messages: Sequence[ChunkMessage]) -> Iterator[tuple[ChunkMessage, int
 
 def _arrow(ax: Axes, message: ChunkMessage, chunk: int, lane: int) -> None:
     x = chunk + 0.08 + 0.24 * lane
-    style = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
-    ax.annotate("", (x, message.dst), (x, message.src), arrowprops=style, zorder=4)
+    look = {"color": RED, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
+    arrow(ax, (x, message.src), (x, message.dst), zorder=4, **look)
     ax.plot([x], [message.src], "o", color=RED, markersize=4, zorder=4)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
 from simparallel.errors import SimParallelError
-from simparallel.view.style import RED, literal
+from simparallel.view.style import RED, box, literal, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,13 +71,11 @@ def plot_cells(
 
 
 def _draw_rows(ax: Any, rows: Sequence[Row], width: int, marked: set[tuple[str, int]]) -> None:
-    from matplotlib.patches import Rectangle
-
     ax.set(xlim=(-0.35 * width, width), ylim=(max(1, len(rows)), 0))
     ax.axis("off")
     missing = "missing" if width * len("missing") <= _LETTERS else "–"
     for y, (label, cells) in enumerate(rows):
-        ax.text(-0.1, y + 0.5, printable(label), ha="right", va="center", fontsize=9, parse_math=False)
+        write(ax, -0.1, y + 0.5, label, 9, ha="right")
         count = min(max([len(cells), *(i + 1 for name, i in marked if name == label)]), _MAX_CELLS)
         texts = [cells[x] if x < len(cells) else missing for x in range(count)]
         # A row of few long texts has wide cells.
@@ -90,11 +88,7 @@ def _draw_rows(ax: Any, rows: Sequence[Row], width: int, marked: set[tuple[str, 
                 # Hatches mark a wrong cell for readers who do not see colours. They are a frame: text on them is not
                 # legible.
                 look = {"facecolor": "white", "edgecolor": RED, "hatch": "////", "linewidth": 1.8}
-                inner = Rectangle((left + 0.05, y + 0.16), right - left - 0.1, 0.68, facecolor="white", zorder=1.5)
-                ax.add_patch(inner)
-            ax.add_patch(Rectangle((left, y + 0.06), right - left, 0.88, **look))
+                box(ax, left + 0.05, y + 0.16, right - left - 0.1, 0.68, facecolor="white", zorder=1.5)
+            box(ax, left, y + 0.06, right - left, 0.88, **look)
             size = min(8.5, 8.5 * span * _LETTERS / (width * max(1, len(text))))
-            ax.text(
-                x * span + span / 2, y + 0.5, text, ha="center", va="center", fontsize=size, color="black",
-                parse_math=False,
-            )  # fmt: skip
+            write(ax, x * span + span / 2, y + 0.5, text, size, color="black")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW, box, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,20 +58,18 @@ def plot_chunks(panels: Mapping[str, Sequence[Sequence[Chunk]]], *, columns: int
         ax.set_title(printable(name), loc="left", fontsize=11, parse_math=False)
         ax.set(xlim=(-1.1, width), ylim=(height, 0))
         for rank, row in enumerate(rows):
-            ax.text(-0.12, rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize=9)
+            write(ax, -0.12, rank + 0.5, f"rank {rank}", 9, ha="right")
             for place, cell in enumerate(row):
                 _draw_chunk(ax, place, rank, cell)
     return figure
 
 
 def _draw_chunk(ax: Any, x: int, y: int, cell: Chunk) -> None:
-    from matplotlib.patches import Rectangle
-
     left, bottom, width, height = x + 0.04, y + 0.07, 0.92, 0.86
     ranks = sorted({rank for rank, _ in cell})
     for i, rank in enumerate(ranks):
-        stripe = left + i * width / len(ranks), bottom
-        ax.add_patch(Rectangle(stripe, width / len(ranks), height, facecolor=_COLORS[rank % len(_COLORS)], alpha=0.55))
-    ax.add_patch(Rectangle((left, bottom), width, height, fill=False, edgecolor="0.75", linewidth=0.8))
+        part, colour = width / len(ranks), _COLORS[rank % len(_COLORS)]
+        box(ax, left + i * part, bottom, part, height, facecolor=colour, alpha=0.55)
+    box(ax, left, bottom, width, height, fill=False, edgecolor="0.75", linewidth=0.8)
     text = "".join(ascii_uppercase[rank] for rank in ranks) + ",".join(map(str, sorted({chunk for _, chunk in cell})))
-    ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=9 if len(text) < 6 else 7)
+    write(ax, x + 0.5, y + 0.5, text, 9 if len(text) < 6 else 7)

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, axes, clean, head, literal
+from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, axes, labels, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,14 +71,11 @@ def plot_loss(
             markeredgewidth=0,
             zorder=3 + number,
         )
-    head(ax, _title(curves) if title is None else title)
-    ax.set_xlabel("training step", fontsize=12)
-    ax.set_ylabel("loss", fontsize=12)
+    labels(ax, "training step", "loss", _title(curves) if title is None else title)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if not any(isfinite(loss) for _, losses in curves.values() for loss in losses):
         ax.text(0.5, 0.5, "no finite loss", transform=ax.transAxes, ha="center", va="center", fontsize=14)
         ax.set_yticks([])
-    clean(ax)
     ax.legend(frameon=False, handlelength=3.5, fontsize="large")
     return ax
 

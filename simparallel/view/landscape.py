@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.base.units import si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, axes, clean, head, literal
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, axes, labels, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,9 +76,7 @@ def plot_search_landscape(
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
-    ax.set_xlabel(f"predicted time of a step [{time_prefix}s]", fontsize=12)
-    ax.set_ylabel(f"memory of a device, as modelled [{size_prefix}B]", fontsize=12)
-    clean(ax)
-    head(ax, title)
+    memory = f"memory of a device, as modelled [{size_prefix}B]"
+    labels(ax, f"predicted time of a step [{time_prefix}s]", memory, title)
     ax.legend(fontsize=10, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax

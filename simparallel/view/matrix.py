@@ -9,7 +9,7 @@ import numpy as np
 
 from simparallel.base.units import format_bytes, si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import axes, head, readable_on
+from simparallel.view.style import axes, box, head, readable_on, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,6 @@ def plot_communication_matrix(
         InputError: not a square matrix of numbers that are at least 0.
     """
     import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
 
     values = np.asarray(matrix, float)
     if values.ndim != 2 or values.shape[0] != values.shape[1] or not values.size or not (values >= 0).all():
@@ -56,13 +55,11 @@ def plot_communication_matrix(
         for i, j in zip(*np.nonzero(values), strict=True):
             number = f"{values[i, j] / factor:.3g}" if values[i, j] > 0.01 * factor else "< 0.01"
             ink = readable_on(image.to_rgba(shown[i, j]))
-            ax.text(j, i, number, ha="center", va="center", fontsize=9, color=ink)
+            write(ax, j, i, number, 9, color=ink)
     if len(nodes) > 1:
         for ranks in nodes:
-            corner = min(ranks) - 0.5, min(ranks) - 0.5
-            ax.add_patch(
-                Rectangle(corner, len(ranks), len(ranks), fill=False, edgecolor="0.35", linewidth=1.4, ls="--")
-            )
+            corner, count = min(ranks) - 0.5, len(ranks)
+            box(ax, corner, corner, count, count, fill=False, edgecolor="0.35", linewidth=1.4, ls="--")
     ticks = range(0, size, max(1, size // 8))
     ax.set_xticks(ticks)
     ax.set_yticks(ticks)

@@ -12,7 +12,7 @@ from simparallel.clock.event import Event
 from simparallel.clock.memory import CATEGORIES
 from simparallel.errors import InputError
 from simparallel.view.names import mark_steps
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, axes, clean, head, note
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, axes, labels, note
 from simparallel.view.timeline import points_per_unit, spans_in_units, step_starts
 
 if TYPE_CHECKING:
@@ -80,11 +80,8 @@ def plot_memory(
     ax.set_ylim(0, peak / factor * 1.2 or 1.0)
     text, place = f"peak {format_bytes(peak)}", (1, peak / factor)
     note(ax, text, place, (-4, 3), xycoords=("axes fraction", "data"), fontsize=11, va="bottom", color="0.3")
-    ax.set_xlabel(label, fontsize=12)
-    ax.set_ylabel(f"alive [{prefix}B]", fontsize=12)
+    labels(ax, label, f"alive [{prefix}B]", title)
     ax.tick_params(axis="both", labelsize=11)
-    clean(ax)
-    head(ax, title)
     handles, names = ax.get_legend_handles_labels()
     # Reversed, so that the legend has the order of the stack.
     ax.legend(handles[::-1], names[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=11)

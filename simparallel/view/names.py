@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from os.path import commonprefix
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
 from simparallel.clock.event import Event, Lane
 from simparallel.view.bars import COLORS, HATCHED, Bar
-from simparallel.view.style import literal
+from simparallel.view.style import literal, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,22 +102,12 @@ def write_names(
         if found is None or not left <= start + width / 2 <= right:
             continue
         text, size_pt, upright = found
-        shown = ax.text(
-            start + width / 2,
-            rows[event.lane],
-            text,
-            fontsize=size_pt,
-            color="black",
-            ha="center",
-            va="center" if upright else "center_baseline",
-            rotation=90 if upright else 0,
-            zorder=4,
-            clip_on=True,
-            parse_math=False,
-        )
+        look: dict[str, Any] = {"color": "black", "zorder": 4, "clip_on": True}
+        look |= {"rotation": 90} if upright else {"va": "center_baseline"}
         # A plain background keeps the name readable on the hatch.
         if event.kind in HATCHED:
-            shown.set_bbox({"facecolor": COLORS[event.kind], "edgecolor": "none", "pad": 0.0 if upright else 1.0})
+            look["bbox"] = {"facecolor": COLORS[event.kind], "edgecolor": "none", "pad": 0.0 if upright else 1.0}
+        write(ax, start + width / 2, rows[event.lane], text, size_pt, **look)
 
 
 def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float, height: float = -0.8) -> None:
@@ -149,18 +139,8 @@ def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float, heigh
         if until + gap > right:  # a drawn text is a little wider than its outlines
             continue
         ax.axvline(start, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        ax.text(
-            start + gap,
-            height,
-            f"step {step}",
-            fontsize=_STEP_SIZE_PT,
-            color="0.35",
-            ha="left",
-            va="center",
-            zorder=4,
-            clip_on=True,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-        )
+        look = {"color": "0.35", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.0}}
+        write(ax, start + gap, height, f"step {step}", _STEP_SIZE_PT, ha="left", zorder=4, clip_on=True, **look)
         free_from = until + air
 
 

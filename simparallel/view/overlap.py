@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simparallel.base.units import si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, ORANGE, SKY, axes, clean, head, literal
+from simparallel.view.style import BLUE, DARK, ORANGE, SKY, axes, labels, literal, note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,16 +54,12 @@ def plot_overlap(
             right, all_s - open_s, 0.38, bottom=open_s, color=BLUE, hatch="....", edgecolor="white",
             label="communication behind computing" if is_first else None,
         )  # fmt: skip
-        ax.annotate(
-            f"{busy + open_s:.3g}", (left, busy + open_s), (0, 3), textcoords="offset points", ha="center",
-            fontsize=10, color=DARK, fontweight="bold",
-        )  # fmt: skip
+        top = busy + open_s
+        note(ax, f"{top:.3g}", (left, top), (0, 3), ha="center", fontsize=10, color=DARK, fontweight="bold")
     ax.set_xticks(range(len(rows)), [literal(name) for name, _ in rows])
     ax.tick_params(axis="x", length=0)
-    ax.set_ylabel(f"simulated time of a step [{prefix}s]", fontsize=12)
-    clean(ax)
+    labels(ax, "", f"simulated time of a step [{prefix}s]", title)
     ax.grid(False, axis="x")
-    head(ax, title)
     # Space for the legend above the bars.
     ax.margins(y=0.22)
     ax.legend(frameon=False, fontsize=11, ncols=3, loc="upper center")

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, axes, head, readable_on
+from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, axes, box, head, note, readable_on, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def plot_schedule(
     """
     from matplotlib.colors import to_rgb
     from matplotlib.legend_handler import HandlerTuple
-    from matplotlib.patches import Patch, Rectangle
+    from matplotlib.patches import Patch
 
     cost = schedule.cost(**times)
     height = 2 * _HALF * (_UPPER if live else 1)
@@ -64,15 +64,11 @@ def plot_schedule(
         shade = _SHADES[min(action.stage // schedule.ranks, len(_SHADES) - 1)]
         face = tuple(part * (1 - shade) for part in to_rgb(colour))
         seen.setdefault(name, set()).add(face)
-        ax.add_patch(
-            Rectangle((start, rank - _HALF), end - start, height, facecolor=face, edgecolor="white", linewidth=0.6)
-        )
+        box(ax, start, rank - _HALF, end - start, height, facecolor=face, edgecolor="white", linewidth=0.6)
         room = figure.get_figwidth() * 0.8 * (end - start) / max(cost.makespan, 1)
         if room > _LETTER_IN * len(str(action.microbatch)):
-            ax.text(
-                (start + end) / 2, rank - _HALF + height / 2, str(action.microbatch), ha="center", va="center",
-                fontsize=7, color=readable_on(face),
-            )  # fmt: skip
+            middle = (start + end) / 2, rank - _HALF + height / 2
+            write(ax, *middle, str(action.microbatch), 7, color=readable_on(face))
     ax.set_xlim(0, cost.makespan)
     ax.set_ylim(schedule.ranks - 0.5, -0.5)
     ax.set_yticks(range(schedule.ranks), [f"rank {rank}" for rank in range(schedule.ranks)])
@@ -111,7 +107,7 @@ def _draw_path(schedule: Schedule, ax: Axes, height: float, **times: Any) -> lis
     for rank, cells in groupby(schedule.critical_path(**times), key=itemgetter(0)):
         spans = [span for _, _, span in cells]
         start, end = spans[0].start, spans[-1].end
-        ax.add_patch(Rectangle((start, rank - _HALF), end - start, height, **style))
+        box(ax, start, rank - _HALF, end - start, height, **style)
         stays.append((rank, start, end))
     for (source, _, end), (target, start, _) in pairwise(stays):
         # From the edge of one lane to the near edge of the other one.
@@ -139,10 +135,8 @@ def _draw_live(schedule: Schedule, ax: Axes, **times: Any) -> list[Any]:
         ax.step(x, [floor - unit * live for live in y], where="post", **line)
         first = max(until_weights, key=until_weights.__getitem__)
         most = until_weights[first]
-        ax.annotate(
-            str(most), (first, floor - unit * most), xytext=(1, 1), textcoords="offset points", fontsize=7, zorder=5,
-            path_effects=[withStroke(linewidth=2, foreground="0.95")],
-        )  # fmt: skip
+        look = {"ha": "left", "color": "black", "path_effects": [withStroke(linewidth=2, foreground="0.95")]}
+        note(ax, str(most), (first, floor - unit * most), (1, 1), fontsize=7, zorder=5, **look)
     return [Patch(color="0.75", label="live activations"), Line2D([], [], label="until input gradient", **line)]
 
 

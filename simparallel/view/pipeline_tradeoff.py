@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.view.style import BLUE, GREEN, ORANGE, RED, axes, clean, head
+from simparallel.view.style import BLUE, GREEN, ORANGE, RED, axes, labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,10 +81,9 @@ def plot_schedule_tradeoff(
     ax.set_ylim(bottom=0)
     ax.margins(0.08)
     ranks = shown[0].ranks
-    ax.set_xlabel(f"most live activations of a rank [micro-batches of 1/{ranks} of the model]")
-    ax.set_ylabel("bubble [% of the makespan]")
-    clean(ax)
-    head(ax, f"{ranks} ranks, {shown[0].microbatches} micro-batches" if title is None else title)
+    most = f"most live activations of a rank [micro-batches of 1/{ranks} of the model]"
+    title = f"{ranks} ranks, {shown[0].microbatches} micro-batches" if title is None else title
+    labels(ax, most, "bubble [% of the makespan]", title, size=None)
     ax.legend(loc="upper right", frameon=False, fontsize=9)
     _label(ax, [(x, y, ", ".join(own)) for (x, y, _), own in names.items()], steps)
     return ax

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
 from simparallel.errors import InputError
-from simparallel.view.style import DARK
+from simparallel.view.style import DARK, box, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,6 @@ def plot_plan(rows: Sequence[Row], *, title: str = "", ax: Axes | None = None) -
         InputError: no rows.
     """
     import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
 
     if not rows:
         raise InputError("plot_plan: no ops; give [(name, cuts of each input), ...].")
@@ -72,22 +71,23 @@ def plot_plan(rows: Sequence[Row], *, title: str = "", ax: Axes | None = None) -
         x0, y0 = column % across * column_width, column // across * band_height
         for i, text in enumerate(("input 0", "input 1")):
             if widths[i]:
-                _write(ax, x0 + starts[i], y0 + 0.5 * _ROW, text, color="0.35")
+                write(ax, x0 + starts[i], y0 + 0.5 * _ROW, text, 8, ha="left", color="0.35")
         for number in range(column * length, min((column + 1) * length, len(rows))):
             y = y0 + (number - column * length + 1) * _ROW
-            _write(ax, x0 + left - _GAP / 2, y + _ROW / 2, names[number], ha="right", color=DARK)
+            write(ax, x0 + left - _GAP / 2, y + _ROW / 2, names[number], 8, ha="right", color=DARK)
             if rows[number][1] is None:
-                _write(ax, x0 + starts[0], y + _ROW / 2, "as the program says", color="0.35", style="italic")
+                place = x0 + starts[0], y + _ROW / 2
+                write(ax, *place, "as the program says", 8, ha="left", color="0.35", style="italic")
             for start, entry in zip(starts, shown[number], strict=False):
                 for dim, cut in enumerate(entry):
                     x = x0 + start + dim * _CELL
                     # Doubling the slices is a step of equal size; the lightest colours are for the fewest.
                     share = 0.15 + 0.75 * log2(cut) / max(log2(most), 1)
                     colour: Any = colours(share) if cut > 1 else _UNCUT
-                    ax.add_patch(Rectangle((x, y), _CELL, _ROW, facecolor=colour, edgecolor="white", linewidth=1))
+                    box(ax, x, y, _CELL, _ROW, facecolor=colour, edgecolor="white", linewidth=1)
                     if cut > 1:
                         ink = "white" if share > 0.45 else "black"
-                        _write(ax, x + _CELL / 2, y + _ROW / 2, str(cut), ha="center", color=ink)
+                        write(ax, x + _CELL / 2, y + _ROW / 2, str(cut), 8, color=ink)
     ax.set_xlim(0, width)
     # The first op is at the top.
     ax.set_ylim(height, 0)
@@ -97,7 +97,3 @@ def plot_plan(rows: Sequence[Row], *, title: str = "", ax: Axes | None = None) -
     head = "\n".join([fill(printable(title), max(int(width * 12), 72)), legend] if title else [legend])
     ax.set_title(head, loc="left", fontsize=9, color="0.2", parse_math=False)
     return ax
-
-
-def _write(ax: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    ax.text(x, y, printable(text), **{"ha": "left", "va": "center", "fontsize": 8, "parse_math": False, **style})

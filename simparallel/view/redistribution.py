@@ -11,7 +11,7 @@ from simparallel.errors import InputError
 from simparallel.layout.boxes import boxes_of, size_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.redistribution import Redistribution, Step
-from simparallel.view.style import axes, head, rank_colour
+from simparallel.view.style import axes, box, head, rank_colour, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,23 +58,15 @@ def plot_redistribution(
     for number, layout in enumerate(layouts):
         left = number * (1 + _COLUMN)
         _holders(ax, layout, plan.shape, left, rows)
-        ax.text(
-            left + 0.5, -0.35, _text(layout), ha="center", va="bottom", fontsize=11, fontweight="bold", parse_math=False
-        )
+        write(ax, left + 0.5, -0.35, _text(layout), 11, va="bottom", fontweight="bold")
     for number, (step, flow) in enumerate(zip(plan.steps, flows, strict=True)):
         start, stop = number * (1 + _COLUMN) + 1.08, (number + 1) * (1 + _COLUMN) - 0.08
         for (src, dst), count in sorted(flow.items()):
             _flow(ax, (start, rows[src] + 0.5), (stop, rows[dst] + 0.5), rank_colour(src), _WHOLE_PT * count / size)
         received = sorted(set(step.received_bytes(itemsize)))
-        span = (
-            format_bytes(received[-1])
-            if len(received) == 1
-            else f"{format_bytes(received[0])} to {format_bytes(received[-1])}"
-        )
+        span = " to ".join(map(format_bytes, dict.fromkeys((received[0], received[-1]))))
         text = f"{step.kind}\n" + (f"{span} to each rank" if received[-1] else "no communication")
-        ax.text(
-            (start + stop) / 2, height + 0.2, text, ha="center", va="top", fontsize=10, color="0.25", parse_math=False
-        )
+        write(ax, (start + stop) / 2, height + 0.2, text, 10, va="top", color="0.25")
     ax.set_xlim(-1.15, (columns - 1) * (1 + _COLUMN) + 1.15)
     ax.set_ylim(height + 1.1, -1.3)
     ax.set_aspect("equal", anchor="N")
@@ -102,29 +94,22 @@ def _flows(plan: Redistribution, step: Step) -> dict[tuple[int, int], float]:
 
 def _holders(ax: Axes, layout: Layout, shape: tuple[int, ...], left: float, rows: dict[int, float]) -> None:
     """Draw each rank's tensor: what it holds is coloured."""
-    from matplotlib.patches import Rectangle
-
     boxes: Any = boxes_of(layout, shape)
     for rank, top in rows.items():
-        ax.add_patch(Rectangle((left, top), 1, 1, facecolor="0.94", edgecolor="0.75", linewidth=0.8, zorder=2))
-        colour = rank_colour(rank)
+        box(ax, left, top, 1, 1, facecolor="0.94", edgecolor="0.75", linewidth=0.8, zorder=2)
         if rank in boxes:
             x, width = _part([boxes[rank][-1]], [shape[-1]])
             y, height = _part(boxes[rank][:-1], shape[:-1])
-            ax.add_patch(
-                Rectangle(
-                    (left + x, top + y), width, height, facecolor=colour, edgecolor="white", linewidth=0.6, zorder=3,
-                    hatch="///" if layout.partial else None,
-                )
-            )  # fmt: skip
+            look = {"facecolor": rank_colour(rank), "hatch": "///" if layout.partial else None}
+            box(ax, left + x, top + y, width, height, edgecolor="white", linewidth=0.6, zorder=3, **look)
         if left == 0:
-            ax.text(left - 0.12, top + 0.5, f"rank {rank}", ha="right", va="center", fontsize=10)
+            write(ax, left - 0.12, top + 0.5, f"rank {rank}", 10, ha="right")
 
 
-def _part(box: Any, shape: Any) -> tuple[float, float]:
+def _part(bounds: Any, shape: Any) -> tuple[float, float]:
     """Return start and length of a box along one direction of the picture, as shares."""
     start, length = 0.0, 1.0
-    for (low, high), size in zip(box, shape, strict=True):
+    for (low, high), size in zip(bounds, shape, strict=True):
         start += length * low / max(size, 1)
         length *= (high - low) / max(size, 1)
     return start, length

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, axes, clean, head, literal
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, axes, labels, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,10 +62,7 @@ def plot_scaling(
         axis.set_minor_locator(NullLocator())
     ax.set_xticks(counts)
     ax.set_xlim(left, right)
-    ax.set_xlabel("ranks", fontsize=12)
     unit = "one rank" if counts[0] == 1 else f"{counts[0]} ranks"
-    ax.set_ylabel(f"speed, in units of {unit}", fontsize=12)
-    clean(ax)
-    head(ax, title)
+    labels(ax, "ranks", f"speed, in units of {unit}", title)
     ax.legend(frameon=False, fontsize=11, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax

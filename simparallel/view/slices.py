@@ -9,7 +9,7 @@ from typing import Any
 from simparallel.base.units import format_numbers
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout, chunk_span
-from simparallel.view.style import axes, literal, rank_colour, readable_on
+from simparallel.view.style import axes, box, literal, rank_colour, readable_on, write
 
 # The gap between two tensors, in widths of a tensor.
 _GAP = 0.35
@@ -33,8 +33,6 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
     Raises:
         InputError: no tensors.
     """
-    from matplotlib.patches import Rectangle
-
     if not tensors:
         raise InputError("plot_slices: no tensors; give [(name, layout, shape), ...].")
     ax = axes(ax, 3.2 * len(tensors) + 0.4, 3.9)
@@ -56,29 +54,21 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
             if not height or not width:
                 # An empty slice has no area to draw.
                 continue
-            corner = left + start, 1 - bottom
             # The first holder gives the colour, so a rank has the same colour in all tensors.
             colour = rank_colour(ranks[0]) if len(holders) > 1 else _UNCUT
-            ax.add_patch(Rectangle(corner, width, height, facecolor=colour, edgecolor="white", linewidth=1.5))
+            x, y = left + start, 1 - bottom
+            box(ax, x, y, width, height, facecolor=colour, edgecolor="white", linewidth=1.5)
             text = format_numbers(ranks)
             # The largest font that fits into the width and height of a slice.
             size = max(4.0, min(10.0, 160 / across / (0.62 * max(len(text), 2)), 130 / down))
-            ax.text(
-                corner[0] + 0.5 * width,
-                corner[1] + 0.5 * height,
-                text,
-                ha="center",
-                va="center",
-                fontsize=size,
-                color=readable_on(colour),
-            )
+            write(ax, x + 0.5 * width, y + 0.5 * height, text, size, color=readable_on(colour))
         _name_dims(ax, left, len(cuts))
         partial = f"\naddends along {', '.join(layout.partial)}" if layout.partial else ""
-        ax.text(left + 0.5, 1.04, literal(f"{name}  {shape}{partial}"), ha="center", va="bottom", fontsize=9)
+        write(ax, left + 0.5, 1.04, f"{name}  {shape}{partial}", 9, va="bottom")
     ax.set_xlim(-0.15, len(tensors) * (1 + _GAP) - _GAP + 0.05)
     ax.set_ylim(-0.3, 1.25)
     middle = (len(tensors) * (1 + _GAP) - _GAP) / 2
-    ax.text(middle, -0.16, "numbers: the ranks that hold the slice", ha="center", va="top", fontsize=9, color="0.3")
+    write(ax, middle, -0.16, "numbers: the ranks that hold the slice", 9, va="top", color="0.3")
     ax.set_axis_off()
     if title:
         ax.set_title(literal(title), fontsize=10)
@@ -94,9 +84,8 @@ def _bands(lengths: list[int]) -> list[tuple[float, float, float]]:
 
 def _name_dims(ax: Any, left: float, ndim: int) -> None:
     """Write the directions of a tensor's dims: below it, and vertically beside it with a downward arrow."""
-    style = {"fontsize": 8, "color": "0.3", "parse_math": False}
     if ndim:
-        ax.text(left + 0.5, -0.03, f"dim {ndim - 1} →", ha="center", va="top", **style)
+        write(ax, left + 0.5, -0.03, f"dim {ndim - 1} →", 8, va="top", color="0.3")
     if ndim > 1:
         down = "dim 0" if ndim == 2 else f"dims {', '.join(map(str, range(ndim - 1)))}"
-        ax.text(left - 0.03, 0.5, f"← {down}", ha="right", va="center", rotation=90, **style)
+        write(ax, left - 0.03, 0.5, f"← {down}", 8, ha="right", rotation=90, color="0.3")

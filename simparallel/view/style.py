@@ -47,6 +47,32 @@ def head(ax: Axes, title: str | None) -> None:
         ax.set_title(printable(title), loc="left", fontsize=13, fontweight="bold", parse_math=False)
 
 
+def labels(ax: Axes, across: str, up: str, title: str | None = None, size: int | None = 12) -> None:
+    """Label both axes, and add the grid and the title that pictures of curves have."""
+    ax.set_xlabel(across, fontsize=size)
+    ax.set_ylabel(up, fontsize=size)
+    clean(ax)
+    head(ax, title)
+
+
+def write(ax: Axes, x: float, y: float, text: str, size: float, **style: Any) -> None:
+    """Write a text as it is, and not as a formula, by default with its middle at the point."""
+    plain: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "parse_math": False}
+    ax.text(x, y, printable(text), **{**plain, **style})
+
+
+def box(ax: Axes, x: float, y: float, width: float, height: float, **style: Any) -> None:
+    """Draw a rectangle with its first corner at a point."""
+    from matplotlib.patches import Rectangle
+
+    ax.add_patch(Rectangle((x, y), width, height, **style))
+
+
+def arrow(ax: Axes, start: Any, end: Any, zorder: float = 3, **style: Any) -> None:
+    """Draw an arrow from one point to another."""
+    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", **style}, zorder=zorder)
+
+
 def note(ax: Axes, text: str, point: Any, offset: Any, **style: Any) -> None:
     """Write a text beside a point, `offset` (1/72 inch) away from it, by default to its left."""
     ax.annotate(text, point, xytext=offset, textcoords="offset points", **{"ha": "right", "color": "0.35", **style})

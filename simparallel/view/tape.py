@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import GREEN, ORANGE, SKY, axes, head
+from simparallel.view.style import GREEN, ORANGE, SKY, arrow, axes, head, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,20 +75,18 @@ def _depths(root: Tensor) -> dict[int, tuple[Tensor, int]]:
     found = {id(root): root}
     waiting = [root]
     while waiting:
-        node = waiting.pop()._node
-        for source in node.inputs if node else ():
+        last = waiting.pop()._node
+        for source in last.inputs if last else ():
             if id(source) not in found:
                 found[id(source)] = source
                 waiting.append(source)
-    made = sorted((t for t in found.values() if t._node), key=lambda t: t._node.number)  # type: ignore[union-attr]
+    made = sorted(((t, t._node) for t in found.values() if t._node), key=lambda pair: pair[1].number)
     depths: dict[int, tuple[Tensor, int]] = {}
-    for tensor in made:
-        assert tensor._node is not None
-        before = [depths[id(source)][1] for source in tensor._node.inputs if id(source) in depths]
+    for tensor, node in made:
+        before = [depths[id(source)][1] for source in node.inputs if id(source) in depths]
         depths[id(tensor)] = tensor, max(before, default=0) + 1
-    for tensor in made:
-        assert tensor._node is not None
-        for source in tensor._node.inputs:
+    for tensor, node in made:
+        for source in node.inputs:
             depths.setdefault(id(source), (source, depths[id(tensor)][1] - 1))
     return depths or {id(root): (root, 0)}
 
@@ -98,12 +96,9 @@ def _draw_box(ax: Any, corner: tuple[float, float], text: str, color: str) -> No
 
     shape = "round,pad=0.04"
     ax.add_patch(FancyBboxPatch(corner, *_BOX, boxstyle=shape, facecolor=color, edgecolor="0.4", alpha=0.6))
-    ax.text(corner[0] + _BOX[0] / 2, corner[1] + _BOX[1] / 2, text, ha="center", va="center", fontsize=8)
+    write(ax, corner[0] + _BOX[0] / 2, corner[1] + _BOX[1] / 2, text, 8)
 
 
 def _draw_arrow(ax: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
     middle = _BOX[1] / 2
-    ax.annotate(
-        "", (end[0] - 0.04, end[1] + middle), (start[0] + _BOX[0] + 0.04, start[1] + middle),
-        arrowprops={"arrowstyle": "-|>", "color": "0.4"},
-    )  # fmt: skip
+    arrow(ax, (start[0] + _BOX[0] + 0.04, start[1] + middle), (end[0] - 0.04, end[1] + middle), color="0.4")

@@ -185,8 +185,6 @@ def test_less_bn_refuses_other_networks():
     for network, chosen in ((model, optimizer), (model, None), (DistributedDataParallel(model), optimizer)):
         with refused(InputError):
             Boost("O1", {"boost": manual(less_bn=True)}).change(network, chosen)
-    with refused(InputError):
-        normalize_head(sp.nn.Sequential(sp.nn.Conv2d(1, 1, 1)), optimizer)
 
 
 class Block(sp.nn.Module):

@@ -65,15 +65,12 @@ class Verdict:
         cells = {title: [(label, list(map(show, row))) for label, row in block] for title, block in blocks.items()}
         # `check` has printed the text.
         title = f"{self.name}, {_chosen(self.parameters)}"
-        return plot_cells(cells, title=title, draw=_drawing(self.case, self.found))
+        draw = partial(self.case.draw, self.found) if self.case.draw and self.found else None
+        return plot_cells(cells, title=title, draw=draw)
 
 
 def _chosen(parameters: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in parameters.items())
-
-
-def _drawing(case: Case, found: Values) -> Callable[[Any], None] | None:
-    return partial(case.draw, found) if case.draw and found else None
 
 
 def check(name: str, answer: Callable[..., Any], *, language: str | None = None) -> Verdict:

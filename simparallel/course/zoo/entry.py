@@ -1,7 +1,8 @@
 """A wrong program, its mended form, and the run that finds the mistake.
 
 One function holds both programs: a line that ends in `# -` belongs to the wrong program only, and the code of a comment
-`# + code` to the mended one only. Both texts are compiled, so that errors name the lines that readers see.
+`# + code` to the mended one only. Both texts are compiled, so that errors name the lines that readers see. The
+docstring has the title of the mistake, its symptom if nothing checks the program, and the behaviour of other systems.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from simparallel.course.zoo.given import LABELS, X, Y
 
 """
 
+_DOCSTRING = re.compile(r' {4}"""[\s\S]*?"""\n')
 # How long a rank waits for another one, in seconds.
 TIMEOUT_S = 3.0
 ENTRIES: dict[str, WrongProgram] = {}
@@ -86,8 +88,9 @@ class WrongProgram:
     @cached_property
     def diff(self) -> str:
         """Both programs: lines of the wrong one only begin with -, those of the mended one only with +."""
-        marked = inspect.getsource(self.function)
-        return "".join(map(_diff_line, marked[marked.index("\ndef ") + 1 :].splitlines(True)))
+        source = inspect.getsource(self.function)
+        marked = _DOCSTRING.sub("", source[source.index("\ndef ") + 1 :], count=1)
+        return "".join(map(_diff_line, marked.splitlines(True)))
 
     @cached_property
     def source(self) -> str:
@@ -193,13 +196,15 @@ def _without(mark: str, diff: str) -> str:
     return "".join(line[1:] for line in diff.splitlines(True) if line[0] != mark)
 
 
-def wrong(title: str, **fields: Any) -> Callable[[Callable[[], Any]], WrongProgram]:
+def wrong(**fields: Any) -> Callable[[Callable[[], Any]], WrongProgram]:
     """Return a decorator that enters a function into the zoo, under its own name; for the fields see `WrongProgram`."""
 
     def enter(function: Callable[[], Any]) -> WrongProgram:
-        category = function.__module__.rpartition(".")[2]
-        entry = WrongProgram(function.__name__, title, category, function, **fields)
-        ENTRIES[entry.name] = entry
-        return entry
+        name, category = function.__name__, function.__module__.rpartition(".")[2]
+        # Under -OO there are no docstrings.
+        texts = [" ".join(part.split()) for part in (function.__doc__ or ".\n\n\n\n").split("\n\n")]
+        title, seen, elsewhere = texts[0].removesuffix("."), texts[1], texts[2].removeprefix("Elsewhere: ")
+        ENTRIES[name] = WrongProgram(name, title, category, function, seen=seen, elsewhere=elsewhere, **fields)
+        return ENTRIES[name]
 
     return enter

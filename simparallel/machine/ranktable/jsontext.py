@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 # The worst file of this size takes half a second.
 MAX_BYTES = 1 << 19
@@ -25,11 +26,28 @@ _TOKEN = re.compile(r'//[^\n]*+|"(?:[^"\\\n]++|\\.)*+"?|[{}\[\],:]|[^\s{}\[\],:"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class JsonNode(NamedTuple):
-    """A value and the line where it begins. Members of objects and arrays are nodes, too."""
+@dataclass(eq=False, repr=False, slots=True)
+class JsonNode:
+    """A value, the line where it begins, and its place in the object or array around it, which is a node, too."""
 
     value: Any
     line: int
+    around: JsonNode | None = None
+    key: str | int = ""
+
+    @property
+    def where(self) -> str:
+        """The path of the value, such as "server_list[0].device"; "" for that of the whole text."""
+        outer = self.around.where if self.around else ""
+        if isinstance(self.key, int):
+            return f"{outer}[{self.key}]"
+        return f"{outer}.{self.key}" if outer else self.key
+
+    def located(self, path: str, text: str, line: int = 0) -> str:
+        """Return a text about the value with its path before it, and its line or another one, if known."""
+        line, where = line or self.line, self.where
+        place = f"{path}:{line}" if line else path
+        return f"{place}: {where}: {text}" if where else f"{place}: {text}"
 
 
 class JsonError(ValueError):
@@ -106,21 +124,25 @@ def _cleaned(text: str, deviations: list[tuple[int, str]]) -> tuple[str, list[tu
     return "".join(characters), tokens
 
 
-def _node(value: Any, tokens: Iterator[tuple[int, str]]) -> JsonNode:
+def _node(
+    value: Any, tokens: Iterator[tuple[int, str]], around: JsonNode | None = None, key: str | int = ""
+) -> JsonNode:
     """Return a value with the lines of its tokens, the next ones of `tokens`."""
     line, token = next(tokens)
+    node = JsonNode(value, line, around, key)
     if isinstance(value, _Members):
         members: dict[str, JsonNode] = {}
-        for key, item in value:
-            key_line = _node(key, tokens).line
-            if key in members:
-                raise JsonError(key_line, f"key {ascii(key)} appears twice, first in line {members[key].line}")
-            members[key] = _node(item, tokens)
-        return JsonNode(members, line)
-    if isinstance(value, list):
-        return JsonNode([_node(item, tokens) for item in value], line)
-    if isinstance(value, str) and (token[0] != '"' or _SURROGATE.search(value)):
-        raise JsonError(line, f"{ascii(token[:40])} is not JSON")
-    if not isinstance(value, str) and len(token) > MAX_DIGITS:
+        node.value = members
+        for name, item in value:
+            name_line = _node(name, tokens).line
+            if name in members:
+                raise JsonError(name_line, f"key {ascii(name)} appears twice, first in line {members[name].line}")
+            members[name] = _node(item, tokens, node, name)
+    elif isinstance(value, list):
+        node.value = [_node(item, tokens, node, i) for i, item in enumerate(value)]
+    elif isinstance(value, str):
+        if token[0] != '"' or _SURROGATE.search(value):
+            raise JsonError(line, f"{ascii(token[:40])} is not JSON")
+    elif len(token) > MAX_DIGITS:
         raise JsonError(line, f"number {token[:10]}... has more than {MAX_DIGITS} digits")
-    return JsonNode(value, line)
+    return node

@@ -112,8 +112,7 @@ def make_rank_table(
         raise InputError(f"{len(server_ids)} server addresses for {num_servers} servers; give one for each.")
     servers = []
     for number, server_id in enumerate(server_ids or map(_loopback, range(num_servers))):
-        first = number * devices_per_server
-        ranks = range(first, first + devices_per_server)
+        ranks = range(number * devices_per_server, (number + 1) * devices_per_server)
         addresses = _addresses(number * -(-devices_per_server // 4), devices_per_server)
         devices = map(RankDevice, range(devices_per_server), addresses, ranks)
         servers.append(Server(server_id, tuple(devices)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from simparallel.errors import InputError
 from simparallel.machine.ranktable.table import FORMS, RankTable, Server, hides
@@ -29,7 +28,7 @@ def _one_zero(table: RankTable) -> str:
     servers = []
     for server in table.servers:
         devices = [
-            _line({"device_id": str(d.device_id), "device_ip": d.device_ip, "rank_id": str(d.rank_id)})
+            json.dumps({"device_id": str(d.device_id), "device_ip": d.device_ip, "rank_id": str(d.rank_id)})
             for d in server.devices
         ]
         servers.append(
@@ -48,7 +47,7 @@ def _lab(table: RankTable) -> str:
     _check_apart(table.servers)
     count, most = table.world_size, max(len(server.devices) for server in table.servers)
     instances = [
-        _line(
+        json.dumps(
             {
                 "devices": [{"device_id": str(d.device_id), "device_ip": d.device_ip}],
                 "rank_id": str(d.rank_id),
@@ -67,10 +66,6 @@ def _lab(table: RankTable) -> str:
         + '\n      ]\n    }\n  ],\n  "para_plane_nic_location": "device",\n'
         f'  "para_plane_nic_name": {nics},\n  "para_plane_nic_num": "{most}",\n  "status": "completed"\n}}\n'
     )
-
-
-def _line(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(", ", ": "))
 
 
 def _check_apart(servers: tuple[Server, ...]) -> None:

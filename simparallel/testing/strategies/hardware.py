@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 from hypothesis import strategies as st
 
-from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, Segment, Tier, describe
+from simparallel.machine.cluster import DEFAULT_DEVICE, PRESETS, ClusterSpec, DeviceSpec, LinkSpec, Segment, Tier
 from simparallel.testing.strategies.values import Draw
 
 
@@ -30,11 +29,6 @@ def links(draw: Draw, topologies: Sequence[str] = ("switch", "mesh", "ring")) ->
         oversubscription=draw(st.sampled_from([1.0, 2.0, 4.0])) if topology == "switch" else 1.0,
         segments=segments,
     )
-
-
-@cache
-def _default_device() -> DeviceSpec:
-    return describe(1).device
 
 
 @st.composite
@@ -68,6 +62,6 @@ def clusters(
     pairs = st.lists(ranks, min_size=2, max_size=2, unique=True).map(tuple) if world_size > 1 else st.nothing()
     slow = draw(st.dictionaries(ranks | pairs, st.sampled_from([1.0, 2.0, 4.0]), max_size=2))
     return ClusterSpec(
-        world_size, _default_device() if device is None else device, draw(any_links), nodes=nodes * racks,
+        world_size, PRESETS[DEFAULT_DEVICE].device if device is None else device, draw(any_links), nodes=nodes * racks,
         node_link=draw(any_links), tiers=tiers, slow_links=slow,
     )  # fmt: skip

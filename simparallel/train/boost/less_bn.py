@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from simparallel import nn
 from simparallel.autograd import Tensor
 from simparallel.backend import Array
-from simparallel.errors import InputError
 from simparallel.optim import Optimizer
 
 _NORM = re.compile(r"bn(\d+)")
@@ -70,14 +68,9 @@ def remove_norms(network: nn.Module) -> list[str]:
 def normalize_head(network: nn.Module, optimizer: Optimizer) -> str:
     """Replace the last Linear by a `NormalizedLinear`, add its multiplier to the optimizer, return the layer's name.
 
-    A head that is normalised already stays as it is.
-
-    Raises:
-        InputError: the network has no Linear.
+    A head that is normalised already stays as it is; `misfit` tells of a network without a head.
     """
     path, head = _head(network)
-    if not path:
-        raise InputError("less_bn: the network has no Linear layer to normalise.")
     if isinstance(head, nn.Linear):
         parent, _, name = path.rpartition(".")
         head = NormalizedLinear(head)
@@ -103,14 +96,8 @@ def _head(network: nn.Module) -> tuple[str, Any]:
 
 def centred(network: nn.Module) -> list[Tensor]:
     """Return the weights that need centred gradients: of Linear, and of Conv2d without groups."""
-    return list(_centred(network))
-
-
-def _centred(network: nn.Module) -> Iterator[Tensor]:
-    for module in network.modules():
-        is_conv = isinstance(module, nn.Conv2d) and module.groups == 1
-        if is_conv or isinstance(module, nn.Linear):
-            yield module.weight
+    layers = (m for m in network.modules() if isinstance(m, nn.Linear) or isinstance(m, nn.Conv2d) and m.groups == 1)
+    return [layer.weight for layer in layers]
 
 
 def centre(grad: Array) -> None:

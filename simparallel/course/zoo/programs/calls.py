@@ -8,16 +8,15 @@ from simparallel.course.zoo.given import X, Y
 from simparallel.errors import CollectiveMismatchError, CommError
 
 
-@wrong(
-    "Ranks call collectives in different orders",
-    lesson=2,
-    seen="A hang, or a maximum where a sum should be.",
-    raises=CollectiveMismatchError,
-    says="They differ in: reduce op",
-    elsewhere="NCCL and gloo do not compare calls. TORCH_DISTRIBUTED_DEBUG=DETAIL compares the collectives, but "
-    "not their reduction. For MPI the program is erroneous, and no error is guaranteed.",
-)
+@wrong(lesson=2, raises=CollectiveMismatchError, says="They differ in: reduce op")
 def different_order():
+    """Ranks call collectives in different orders.
+
+    A hang, or a maximum where a sum should be.
+
+    Elsewhere: NCCL and gloo do not compare calls. TORCH_DISTRIBUTED_DEBUG=DETAIL compares the collectives, but not
+    their reduction. For MPI the program is erroneous, and no error is guaranteed.
+    """
     rows = np.array(X[sp.get_rank() :: sp.get_world_size()])
     if sp.get_rank() == 0:  # -
         total, largest = sp.all_reduce(rows.sum(0)), sp.all_reduce(rows.max(0), "max")  # -
@@ -27,15 +26,14 @@ def different_order():
     return total, largest
 
 
-@wrong(
-    "A collective is called on rank 0 alone",
-    lesson=2,
-    seen="A hang, often in a line that only logs.",
-    raises=CommError,
-    says="They differ in: op",
-    elsewhere="A hang in MPI and gloo. With NCCL a watchdog of PyTorch ends the job after 10 minutes by default.",
-)
+@wrong(lesson=2, raises=CommError, says="They differ in: op")
 def collective_on_rank_0():
+    """A collective is called on rank 0 alone.
+
+    A hang, often in a line that only logs.
+
+    Elsewhere: A hang in MPI and gloo. With NCCL a watchdog of PyTorch ends the job after 10 minutes by default.
+    """
     loss = np.square(Y[sp.get_rank() :: sp.get_world_size()]).mean(0)
     # + sp.all_reduce(loss, "mean")
     if sp.get_rank() == 0:
@@ -44,31 +42,29 @@ def collective_on_rank_0():
     return sp.broadcast(loss)
 
 
-@wrong(
-    "The parts of a gather have different shapes",
-    lesson=2,
-    seen="Wrong numbers, a hang or a crash in the middle of the transfer.",
-    raises=CollectiveMismatchError,
-    says="They differ in: shape",
-    elsewhere="NCCL may hang or give wrong numbers, and gloo aborts the process (NVIDIA/nccl#1394). MPI has "
-    "Allgatherv for such parts.",
-)
+@wrong(lesson=2, raises=CollectiveMismatchError, says="They differ in: shape")
 def unequal_parts():
+    """The parts of a gather have different shapes.
+
+    Wrong numbers, a hang or a crash in the middle of the transfer.
+
+    Elsewhere: NCCL may hang or give wrong numbers, and gloo aborts the process (NVIDIA/nccl#1394). MPI has Allgatherv
+    for such parts.
+    """
     rows = np.array_split(X[:23], sp.get_world_size())[sp.get_rank()]
     return sp.all_gather(rows)  # -
     # + return sp.all_gather(rows, uneven=True)
 
 
-@wrong(
-    "One rank sends float64, the others float32",
-    lesson=2,
-    seen="Bytes of one type are read as the other.",
-    raises=CollectiveMismatchError,
-    says="They differ in: dtype",
-    elsewhere="NCCL takes the type from each rank's own call: one rank may go on with wrong numbers while another "
-    "hangs (ray-project/ray#49300).",
-)
+@wrong(lesson=2, raises=CollectiveMismatchError, says="They differ in: dtype")
 def different_dtypes():
+    """One rank sends float64, the others float32.
+
+    Bytes of one type are read as the other.
+
+    Elsewhere: NCCL takes the type from each rank's own call: one rank may go on with wrong numbers while another hangs
+    (ray-project/ray#49300).
+    """
     rows = X[sp.get_rank() :: sp.get_world_size()]
     total = rows.sum(0)
     if sp.get_rank() == 1:
@@ -77,33 +73,30 @@ def different_dtypes():
     return sp.all_reduce(total)
 
 
-@wrong(
-    "Every rank broadcasts from itself",
-    lesson=2,
-    seen="Every rank keeps its own values, or the next call hangs.",
-    raises=CollectiveMismatchError,
-    says="They differ in: root",
-    elsewhere="TORCH_DISTRIBUTED_DEBUG=DETAIL does not compare the root; with NCCL the next operation may hang "
-    "(pytorch/pytorch#39706).",
-)
+@wrong(lesson=2, raises=CollectiveMismatchError, says="They differ in: root")
 def different_roots():
+    """Every rank broadcasts from itself.
+
+    Every rank keeps its own values, or the next call hangs.
+
+    Elsewhere: TORCH_DISTRIBUTED_DEBUG=DETAIL does not compare the root; with NCCL the next operation may hang
+    (pytorch/pytorch#39706).
+    """
     weights = np.full(4, float(sp.get_rank()))
     sp.broadcast(weights, src=sp.get_rank())  # -
     # + sp.broadcast(weights, src=0)
     return weights
 
 
-@wrong(
-    "A group is made on its members alone",
-    lesson=2,
-    seen="new_group waits for ranks that never call it, or mixes groups up.",
-    raises=CommError,
-    says="They differ in: ranks",
-    elsewhere="torch.distributed.new_group has to be called on all ranks, unless use_local_synchronization=True. "
-    "MPI_Comm_split is called by all ranks, MPI_Comm_create_group by the members.",
-    world_size=4,
-)
+@wrong(lesson=2, raises=CommError, says="They differ in: ranks", world_size=4)
 def group_on_members_only():
+    """A group is made on its members alone.
+
+    new_group waits for ranks that never call it, or mixes groups up.
+
+    Elsewhere: torch.distributed.new_group has to be called on all ranks, unless use_local_synchronization=True.
+    MPI_Comm_split is called by all ranks, MPI_Comm_create_group by the members.
+    """
     half = [0, 1] if sp.get_rank() < 2 else [2, 3]
     group = sp.new_group(half)  # -
     # + groups = {0: sp.new_group([0, 1]), 2: sp.new_group([2, 3])}
@@ -111,16 +104,14 @@ def group_on_members_only():
     return sp.all_reduce(np.ones(3), group=group)
 
 
-@wrong(
-    "Ranks make the same groups in different orders",
-    lesson=2,
-    seen="new_group hangs, or groups are mixed up.",
-    raises=CommError,
-    says="They differ in: ranks",
-    elsewhere="torch.distributed.new_group asks for one order on all ranks.",
-    world_size=4,
-)
+@wrong(lesson=2, raises=CommError, says="They differ in: ranks", world_size=4)
 def groups_in_other_order():
+    """Ranks make the same groups in different orders.
+
+    new_group hangs, or groups are mixed up.
+
+    Elsewhere: torch.distributed.new_group asks for one order on all ranks.
+    """
     pairs = [(0, 1), (2, 3)]
     if sp.get_rank() >= 2:  # -
         pairs.reverse()  # -
@@ -131,14 +122,14 @@ def groups_in_other_order():
     return sp.all_reduce(np.ones(3), group=groups[own])
 
 
-@wrong(
-    "An array is changed while a collective reads it",
-    lesson=2,
-    seen="Sometimes the sum has the old values, sometimes the new ones.",
-    says="result",
-    elsewhere="An error for MPI, NCCL and torch.distributed, which none of them reports.",
-)
+@wrong(lesson=2, says="result")
 def changed_during_async():
+    """An array is changed while a collective reads it.
+
+    Sometimes the sum has the old values, sometimes the new ones.
+
+    Elsewhere: An error for MPI, NCCL and torch.distributed, which none of them reports.
+    """
     gradient = X[sp.get_rank() :: sp.get_world_size()].sum(0)
     work = sp.all_reduce(gradient, async_op=True)
     gradient *= 0.5  # -
@@ -147,15 +138,15 @@ def changed_during_async():
     return gradient
 
 
-@wrong(
-    "The result of an asynchronous collective is used before wait()",
-    lesson=2,
-    seen="Sometimes the result is finished, sometimes it is not.",
-    says="result",
-    elsewhere="With NCCL the kernel that uses the result may run before the collective. For MPI a request has to "
-    "be completed first.",
-)
+@wrong(lesson=2, says="result")
 def handle_not_waited_for():
+    """The result of an asynchronous collective is used before wait().
+
+    Sometimes the result is finished, sometimes it is not.
+
+    Elsewhere: With NCCL the kernel that uses the result may run before the collective. For MPI a request has to be
+    completed first.
+    """
     gradient = X[sp.get_rank() :: sp.get_world_size()].sum(0)
     work = sp.all_reduce(gradient, async_op=True)
     # + work.wait()
@@ -164,16 +155,15 @@ def handle_not_waited_for():
     return used
 
 
-@wrong(
-    "A rank catches its error and calls a barrier",
-    lesson=8,
-    seen="The ranks meet in different calls. The error is hidden, and the job hangs.",
-    raises=CommError,
-    says="They differ in: op",
-    elsewhere="torch.distributed waits until its timeout. mpi4py.run ends the job after an exception that no code "
-    "catches.",
-)
+@wrong(lesson=8, raises=CommError, says="They differ in: op")
 def barrier_in_except():
+    """A rank catches its error and calls a barrier.
+
+    The ranks meet in different calls. The error is hidden, and the job hangs.
+
+    Elsewhere: torch.distributed waits until its timeout. mpi4py.run ends the job after an exception that no code
+    catches.
+    """
     rows = X[sp.get_rank() :: sp.get_world_size()]
     try:
         index = 12 if sp.get_rank() == 1 else 3  # -
@@ -185,17 +175,15 @@ def barrier_in_except():
     return loss
 
 
-@wrong(
-    "One rank fails, and the others wait for it",
-    lesson=8,
-    seen="The others hang, and the error is far up in the log.",
-    raises=ZeroDivisionError,
-    says="division by zero",
-    elsewhere="torchrun ends the other processes and names the first failure. MPI ends the job if the process "
-    "exits with an error.",
-    world_size=4,
-)
+@wrong(lesson=8, raises=ZeroDivisionError, says="division by zero", world_size=4)
 def one_rank_raises():
+    """One rank fails, and the others wait for it.
+
+    The others hang, and the error is far up in the log.
+
+    Elsewhere: torchrun ends the other processes and names the first failure. MPI ends the job if the process exits
+    with an error.
+    """
     samples = [12, 6, 6, 0]
     count = samples[sp.get_rank()]
     mean = sum(Y[:count, 0].tolist()) / count  # -

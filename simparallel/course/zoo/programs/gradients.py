@@ -8,14 +8,14 @@ from simparallel.course.zoo.given import X, Y
 from simparallel.errors import AutogradError, CollectiveMismatchError, UnusedParameterError
 
 
-@wrong(
-    "Gradients are never summed over the ranks",
-    lesson=3,
-    seen="The loss falls on every rank, but each rank trains a model of its own.",
-    says="result of weight",
-    elsewhere="MPI, NCCL and torch.distributed do not compare weights, so the run ends as usual.",
-)
+@wrong(lesson=3, says="result of weight")
 def no_all_reduce():
+    """Gradients are never summed over the ranks.
+
+    The loss falls on every rank, but each rank trains a model of its own.
+
+    Elsewhere: MPI, NCCL and torch.distributed do not compare weights, so the run ends as usual.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.nn.Linear(4, 1)
     optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
@@ -29,15 +29,15 @@ def no_all_reduce():
     return model.state_dict()
 
 
-@wrong(
-    "The optimizer steps before the gradients are reduced",
-    lesson=3,
-    seen="Weights differ between ranks, although after each step the gradients are equal.",
-    says="result of weight",
-    elsewhere="Horovod's optimizer waits for the gradients in step(), and PyTorch's DistributedDataParallel "
-    "reduces them in backward(), so the order cannot be wrong. By hand, nothing checks it.",
-)
+@wrong(lesson=3, says="result of weight")
 def reduce_after_step():
+    """The optimizer steps before the gradients are reduced.
+
+    Weights differ between ranks, although after each step the gradients are equal.
+
+    Elsewhere: Horovod's optimizer waits for the gradients in step(), and PyTorch's DistributedDataParallel reduces
+    them in backward(), so the order cannot be wrong. By hand, nothing checks it.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.nn.Linear(4, 1)
     optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
@@ -52,15 +52,15 @@ def reduce_after_step():
     return model.state_dict()
 
 
-@wrong(
-    "Gradients are summed, not averaged",
-    lesson=3,
-    seen="The ranks agree, but on n ranks the learning rate is in effect n times larger.",
-    says="each is 2 times",
-    elsewhere="MindSpore sums by default: gradients_mean is False. PyTorch's DistributedDataParallel and Horovod "
-    "average by default.",
-)
+@wrong(lesson=3, says="each is 2 times")
 def sum_of_gradients():
+    """Gradients are summed, not averaged.
+
+    The ranks agree, but on n ranks the learning rate is in effect n times larger.
+
+    Elsewhere: MindSpore sums by default: gradients_mean is False. PyTorch's DistributedDataParallel and Horovod
+    average by default.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.nn.Linear(4, 1)
     loss = sp.functions.mse_loss(model(X[rank::size]), Y[rank::size])
@@ -71,14 +71,14 @@ def sum_of_gradients():
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@wrong(
-    "The program averages over the ranks, and DistributedDataParallel does, too",
-    lesson=3,
-    seen="The ranks agree, but on n ranks the gradients are n times too small.",
-    says="each is 0.5 times",
-    elsewhere="The same in PyTorch, whose DistributedDataParallel divides by the number of ranks in any case.",
-)
+@wrong(lesson=3, says="each is 0.5 times")
 def divided_twice():
+    """The program averages over the ranks, and DistributedDataParallel does, too.
+
+    The ranks agree, but on n ranks the gradients are n times too small.
+
+    Elsewhere: The same in PyTorch, whose DistributedDataParallel divides by the number of ranks in any case.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 1))
     loss = sp.functions.mse_loss(model(X[rank::size]), Y[rank::size])
@@ -87,15 +87,15 @@ def divided_twice():
     return {name: parameter.grad for name, parameter in model.module.named_parameters()}
 
 
-@wrong(
-    "The loss is averaged over the ranks, but its gradients are not",
-    lesson=3,
-    seen="The loss in the log is equal on all ranks and falls, and the models drift apart.",
-    says="result of weight",
-    elsewhere="torch.distributed.all_reduce has no gradient either; newer versions of PyTorch warn in backward "
-    "that it has no autograd kernel.",
-)
+@wrong(lesson=3, says="result of weight")
 def loss_averaged():
+    """The loss is averaged over the ranks, but its gradients are not.
+
+    The loss in the log is equal on all ranks and falls, and the models drift apart.
+
+    Elsewhere: torch.distributed.all_reduce has no gradient either; newer versions of PyTorch warn in backward that it
+    has no autograd kernel.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.nn.Linear(4, 1)
     optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
@@ -110,16 +110,15 @@ def loss_averaged():
     return model.state_dict()
 
 
-@wrong(
-    "Features are gathered for a loss over all ranks, without a gradient",
-    lesson=3,
-    seen="The loss is right, but its gradient lacks the part that comes through other ranks.",
-    raises=AutogradError,
-    says="functions.all_gather",
-    elsewhere="The tensors of torch.distributed.all_gather have no gradient; those of "
-    "torch.distributed.nn.functional.all_gather have one.",
-)
+@wrong(lesson=3, raises=AutogradError, says="functions.all_gather")
 def gather_without_gradient():
+    """Features are gathered for a loss over all ranks, without a gradient.
+
+    The loss is right, but its gradient lacks the part that comes through other ranks.
+
+    Elsewhere: The tensors of torch.distributed.all_gather have no gradient; those of
+    torch.distributed.nn.functional.all_gather have one.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 2))
     features = model(X[rank::size])
@@ -130,15 +129,14 @@ def gather_without_gradient():
     return model.module.weight.grad
 
 
-@wrong(
-    "Accumulated gradients are not divided by the number of micro-batches",
-    lesson=3,
-    seen="With k micro-batches each step is k times too long.",
-    says="each is 0.25 times",
-    elsewhere="PyTorch adds to .grad and leaves the division to the program. Accelerate's backward() divides the loss.",
-    world_size=4,
-)
+@wrong(lesson=3, says="each is 0.25 times", world_size=4)
 def accumulation_not_divided():
+    """Accumulated gradients are not divided by the number of micro-batches.
+
+    With k micro-batches each step is k times too long.
+
+    Elsewhere: PyTorch adds to .grad and leaves the division to the program. Accelerate's backward() divides the loss.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 1))
     count = 4 // size  # micro-batches of six samples: four on one rank, one on each of four ranks
@@ -149,14 +147,14 @@ def accumulation_not_divided():
     return {name: parameter.grad for name, parameter in model.module.named_parameters()}
 
 
-@wrong(
-    "Gradients are reduced for the first micro-batch in place of the last",
-    lesson=3,
-    seen="Each rank steps with its own gradients, and the models drift apart.",
-    says="result of weight",
-    elsewhere="PyTorch's no_sync() does not notice it either; modelscope/FunASR#3472 is such a case.",
-)
+@wrong(lesson=3, says="result of weight")
 def no_sync_off_by_one():
+    """Gradients are reduced for the first micro-batch in place of the last.
+
+    Each rank steps with its own gradients, and the models drift apart.
+
+    Elsewhere: PyTorch's no_sync() does not notice it either; modelscope/FunASR#3472 is such a case.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 1))
     optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
@@ -170,15 +168,14 @@ def no_sync_off_by_one():
     return model.module.state_dict()
 
 
-@wrong(
-    "zero_grad() is called for each micro-batch",
-    lesson=3,
-    seen="Only the last micro-batch counts. The loss falls, so the program looks right.",
-    says="result",
-    elsewhere="PyTorch cannot know what is meant. Accelerate's optimizer skips zero_grad() while gradients accumulate.",
-    world_size=4,
-)
+@wrong(lesson=3, says="result", world_size=4)
 def zero_grad_in_loop():
+    """zero_grad() is called for each micro-batch.
+
+    Only the last micro-batch counts. The loss falls, so the program looks right.
+
+    Elsewhere: PyTorch cannot know what is meant. Accelerate's optimizer skips zero_grad() while gradients accumulate.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 1))
     optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
@@ -192,15 +189,15 @@ def zero_grad_in_loop():
     return model.module.state_dict()
 
 
-@wrong(
-    "Gradients are clipped before they are reduced",
-    lesson=3,
-    seen="The ranks agree, but ranks with large gradients count less than they should.",
-    says="result of weight",
-    elsewhere="PyTorch's DistributedDataParallel has reduced the gradients when backward() returns. Horovod asks "
-    "for optimizer.synchronize() before clipping.",
-)
+@wrong(lesson=3, says="result of weight")
 def clip_before_reduce():
+    """Gradients are clipped before they are reduced.
+
+    The ranks agree, but ranks with large gradients count less than they should.
+
+    Elsewhere: PyTorch's DistributedDataParallel has reduced the gradients when backward() returns. Horovod asks for
+    optimizer.synchronize() before clipping.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     model = sp.nn.Linear(4, 1)
     optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
@@ -214,15 +211,15 @@ def clip_before_reduce():
     return model.state_dict()
 
 
-@wrong(
-    "Each rank draws its own initial weights",
-    lesson=3,
-    seen="Equal gradients change different weights, so the ranks never agree.",
-    says="result of weight",
-    elsewhere="PyTorch's DistributedDataParallel sends the weights of rank 0 to all ranks when it is made. With "
-    "Horovod the program calls broadcast_parameters, and nothing notices if it does not.",
-)
+@wrong(lesson=3, says="result of weight")
 def seed_of_each_rank():
+    """Each rank draws its own initial weights.
+
+    Equal gradients change different weights, so the ranks never agree.
+
+    Elsewhere: PyTorch's DistributedDataParallel sends the weights of rank 0 to all ranks when it is made. With Horovod
+    the program calls broadcast_parameters, and nothing notices if it does not.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     sp.set_seed(rank)
     model = sp.nn.Linear(4, 1)
@@ -238,16 +235,15 @@ def seed_of_each_rank():
     return model.state_dict()
 
 
-@wrong(
-    "A part of the model is left out of the loss",
-    lesson=3,
-    seen="No gradient reaches the weights of that part, so the ranks wait for a bucket that is never full.",
-    raises=UnusedParameterError,
-    says="find_unused_parameters",
-    elsewhere="PyTorch raises in the next forward, because the last reduction has not finished, and names the "
-    "parameters if TORCH_DISTRIBUTED_DEBUG is set.",
-)
+@wrong(lesson=3, raises=UnusedParameterError, says="find_unused_parameters")
 def unused_head():
+    """A part of the model is left out of the loss.
+
+    No gradient reaches the weights of that part, so the ranks wait for a bucket that is never full.
+
+    Elsewhere: PyTorch raises in the next forward, because the last reduction has not finished, and names the
+    parameters if TORCH_DISTRIBUTED_DEBUG is set.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
 
     class Network(sp.nn.Module):
@@ -266,16 +262,15 @@ def unused_head():
     return [parameter.grad for parameter in model.parameters()]
 
 
-@wrong(
-    "Each rank reduces its gradients in an order of its own",
-    lesson=2,
-    seen="With equal shapes, gradients of different weights are added to each other.",
-    raises=CollectiveMismatchError,
-    says="They differ in: shape",
-    elsewhere="NCCL does not compare calls: it may hang, or give wrong numbers. Horovod matches tensors by name, "
-    "so there any order is right.",
-)
+@wrong(lesson=2, raises=CollectiveMismatchError, says="They differ in: shape")
 def largest_gradient_first():
+    """Each rank reduces its gradients in an order of its own.
+
+    With equal shapes, gradients of different weights are added to each other.
+
+    Elsewhere: NCCL does not compare calls: it may hang, or give wrong numbers. Horovod matches tensors by name, so
+    there any order is right.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     x, y = (X / 9, Y) if rank == 0 else (X, Y / 9)
     model = sp.nn.Sequential(sp.nn.Linear(4, 3), sp.nn.Linear(3, 2), sp.nn.Linear(2, 1))

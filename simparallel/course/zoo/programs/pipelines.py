@@ -8,14 +8,14 @@ from simparallel.course.zoo.given import LABELS, X, Y
 from simparallel.errors import DeadlockError, ScheduleError
 
 
-@wrong(
-    "A loss is a mean over some labels, but micro-batches are weighed by samples",
-    lesson=11,
-    seen="The loss depends on the number of micro-batches.",
-    says="result",
-    elsewhere="Transformers had this mistake in gradient accumulation (huggingface/transformers#34191).",
-)
+@wrong(lesson=11, says="result")
 def no_weight_fn():
+    """A loss is a mean over some labels, but micro-batches are weighed by samples.
+
+    The loss depends on the number of micro-batches.
+
+    Elsewhere: Transformers had this mistake in gradient accumulation (huggingface/transformers#34191).
+    """
     labels = np.where(np.arange(24) % 5 < 2, -100, LABELS)  # -100 stands for no label
 
     def loss_fn(logits, labels):
@@ -28,15 +28,14 @@ def no_weight_fn():
     return sp.broadcast_object(pipeline.step(X, labels).item(), src=sp.get_world_size() - 1)
 
 
-@wrong(
-    "A stage runs a backward before its forward",
-    lesson=11,
-    seen="A hang, or an error about a missing activation.",
-    raises=ScheduleError,
-    says="it comes before 1F1",
-    elsewhere="In a loop of messages that is written by hand, it is a hang.",
-)
+@wrong(lesson=11, raises=ScheduleError, says="it comes before 1F1")
 def backward_before_forward():
+    """A stage runs a backward before its forward.
+
+    A hang, or an error about a missing activation.
+
+    Elsewhere: In a loop of messages that is written by hand, it is a hang.
+    """
     actions = ["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B1", "1F1", "1B0"]  # -
     # + actions = ["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]
     schedule = sp.pipeline_schedule("1f1b", 2, 2).with_actions(actions)
@@ -46,15 +45,14 @@ def backward_before_forward():
     return [parameter.grad for parameter in pipeline.parameters()]
 
 
-@wrong(
-    "Two stages follow different schedules",
-    lesson=11,
-    seen="A hang: one stage waits for a gradient, the other for an activation.",
-    raises=DeadlockError,
-    says="recv(",
-    elsewhere="The pipelines of PyTorch and MindSpore take one schedule for all stages. By hand it is a hang.",
-)
+@wrong(lesson=11, raises=DeadlockError, says="recv(")
 def two_schedules():
+    """Two stages follow different schedules.
+
+    A hang: one stage waits for a gradient, the other for an activation.
+
+    Elsewhere: The pipelines of PyTorch and MindSpore take one schedule for all stages. By hand it is a hang.
+    """
     value = np.empty_like(X[:6])
     if sp.get_rank() == 0:
         for part in np.split(X, 4):

@@ -7,14 +7,14 @@ from simparallel.course.zoo.entry import wrong
 from simparallel.course.zoo.given import X, Y
 
 
-@wrong(
-    "Each rank adds the whole bias before the sum over the ranks",
-    lesson=4,
-    seen="The bias counts once for each rank. Without a bias the layer is right.",
-    says="result",
-    elsewhere="Megatron-LM's RowParallelLinear adds the bias after the all-reduce.",
-)
+@wrong(lesson=4, says="result")
 def row_parallel_bias():
+    """Each rank adds the whole bias before the sum over the ranks.
+
+    The bias counts once for each rank. Without a bias the layer is right.
+
+    Elsewhere: Megatron-LM's RowParallelLinear adds the bias after the all-reduce.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     layer = sp.nn.Linear(4, 3)
     columns = np.split(np.arange(4), size)[rank]
@@ -24,15 +24,15 @@ def row_parallel_bias():
     return y
 
 
-@wrong(
-    "The gradient of a column-parallel layer's input is not summed",
-    lesson=4,
-    seen="The loss and this layer's gradients are right. All layers before it get a part of their gradients.",
-    says="result",
-    elsewhere="Megatron-LM has a function for it: the identity in forward, an all-reduce in backward. PyTorch's "
-    "DTensor marks the gradient as partial.",
-)
+@wrong(lesson=4, says="result")
 def column_parallel_backward():
+    """The gradient of a column-parallel layer's input is not summed.
+
+    The loss and this layer's gradients are right. All layers before it get a part of their gradients.
+
+    Elsewhere: Megatron-LM has a function for it: the identity in forward, an all-reduce in backward. PyTorch's DTensor
+    marks the gradient as partial.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     first, second = sp.nn.Linear(4, 4), sp.nn.Linear(4, 4, bias=False)
     hidden = first(X)
@@ -42,15 +42,15 @@ def column_parallel_backward():
     return first.weight.grad
 
 
-@wrong(
-    "A softmax is normalised in each slice",
-    lesson=4,
-    seen="The probabilities of all classes add up to the number of ranks, and the loss is too small.",
-    says="result",
-    elsewhere="Megatron-LM's vocabulary-parallel cross-entropy reduces the maximum and the sum; PyTorch has "
-    "loss_parallel() for DTensor.",
-)
+@wrong(lesson=4, says="result")
 def softmax_of_slice():
+    """A softmax is normalised in each slice.
+
+    The probabilities of all classes add up to the number of ranks, and the loss is too small.
+
+    Elsewhere: Megatron-LM's vocabulary-parallel cross-entropy reduces the maximum and the sum; PyTorch has
+    loss_parallel() for DTensor.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     logits = np.split(X, size, axis=1)[rank]
     shifted = np.exp(logits - sp.all_reduce(logits.max(1, keepdims=True), "max"))
@@ -59,14 +59,14 @@ def softmax_of_slice():
     return sp.all_gather(shifted / total, dim=1)
 
 
-@wrong(
-    "An embedding is cut by rows, and the indices are not shifted",
-    lesson=4,
-    seen="An index out of range, or the rows of other words.",
-    says="result",
-    elsewhere="Megatron-LM's VocabParallelEmbedding subtracts the first index of the slice and masks other words.",
-)
+@wrong(lesson=4, says="result")
 def vocabulary_without_offset():
+    """An embedding is cut by rows, and the indices are not shifted.
+
+    An index out of range, or the rows of other words.
+
+    Elsewhere: Megatron-LM's VocabParallelEmbedding subtracts the first index of the slice and masks other words.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     table = np.arange(24.0).reshape(12, 2)
     rows = np.split(table, size)[rank]
@@ -78,15 +78,15 @@ def vocabulary_without_offset():
     return sp.all_reduce(part)
 
 
-@wrong(
-    "Gradients are clipped by the norm of each rank's slice",
-    lesson=4,
-    seen="Each slice is scaled by another factor, so training depends on the number of ranks.",
-    says="result",
-    elsewhere="torch.nn.utils.clip_grad_norm_ sees what its rank holds; FullyShardedDataParallel has a "
-    "clip_grad_norm_ of its own.",
-)
+@wrong(lesson=4, says="result")
 def norm_of_slice():
+    """Gradients are clipped by the norm of each rank's slice.
+
+    Each slice is scaled by another factor, so training depends on the number of ranks.
+
+    Elsewhere: torch.nn.utils.clip_grad_norm_ sees what its rank holds; FullyShardedDataParallel has a clip_grad_norm_
+    of its own.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     gradient = np.split(X, size)[rank]
     square = np.square(gradient).sum(keepdims=True)
@@ -94,14 +94,14 @@ def norm_of_slice():
     return sp.all_gather(gradient * np.minimum(1, 1 / np.sqrt(square)))
 
 
-@wrong(
-    "A tied weight on two ranks counts twice in the norm",
-    lesson=4,
-    seen="The norm is too large, so gradients are clipped too much.",
-    says="2 of 2 numbers differ",
-    elsewhere="Megatron-LM marks shared parameters and counts one copy.",
-)
+@wrong(lesson=4, says="2 of 2 numbers differ")
 def tied_weight_counted_twice():
+    """A tied weight on two ranks counts twice in the norm.
+
+    The norm is too large, so gradients are clipped too much.
+
+    Elsewhere: Megatron-LM marks shared parameters and counts one copy.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     embedding = X  # also the weight of the last layer, so every rank holds it
     own = np.split(Y, size)[rank]
@@ -110,16 +110,15 @@ def tied_weight_counted_twice():
     return np.sqrt(sp.all_reduce(np.array([squares])))
 
 
-@wrong(
-    "The ranks of the data axis and the tensor axis are swapped",
-    lesson=4,
-    seen="The shapes fit, so the program runs, and it sums slices of different samples.",
-    says="result",
-    elsewhere="The axes of PyTorch's DeviceMesh and JAX's Mesh have names. Groups that are made by hand are not "
-    "checked.",
-    world_size=4,
-)
+@wrong(lesson=4, says="result", world_size=4)
 def swapped_axes():
+    """The ranks of the data axis and the tensor axis are swapped.
+
+    The shapes fit, so the program runs, and it sums slices of different samples.
+
+    Elsewhere: The axes of PyTorch's DeviceMesh and JAX's Mesh have names. Groups that are made by hand are not
+    checked.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     tensor = min(size, 2)
     tensor_groups = [sp.new_group(range(i, size, size // tensor)) for i in range(size // tensor)]  # -
@@ -131,15 +130,15 @@ def swapped_axes():
     return sp.all_reduce(np.array([np.square(y).sum() / tensor]))
 
 
-@wrong(
-    "Slices are put together along the wrong dim",
-    lesson=4,
-    seen="All shapes are right, and the numbers are in wrong places.",
-    says="result",
-    elsewhere="torch.distributed.all_gather_into_tensor joins along the first dim. DTensor and JAX keep the "
-    "layout with the tensor.",
-)
+@wrong(lesson=4, says="result")
 def wrong_dim():
+    """Slices are put together along the wrong dim.
+
+    All shapes are right, and the numbers are in wrong places.
+
+    Elsewhere: torch.distributed.all_gather_into_tensor joins along the first dim. DTensor and JAX keep the layout with
+    the tensor.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     square = X[:4]
     columns = np.split(square, size, axis=1)[rank]

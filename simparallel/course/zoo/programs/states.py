@@ -8,14 +8,14 @@ from simparallel.course.zoo.given import X, Y
 from simparallel.errors import DeviceOutOfMemoryError
 
 
-@wrong(
-    "Batch norm takes the statistics of each rank's own samples",
-    lesson=3,
-    seen="The loss depends on the number of ranks, most of all if each has few samples.",
-    says="result",
-    elsewhere="PyTorch and MindSpore have SyncBatchNorm and use it if asked. Under JAX's jit the batch is whole.",
-)
+@wrong(lesson=3, says="result")
 def batch_norm_of_each_rank():
+    """Batch norm takes the statistics of each rank's own samples.
+
+    The loss depends on the number of ranks, most of all if each has few samples.
+
+    Elsewhere: PyTorch and MindSpore have SyncBatchNorm and use it if asked. Under JAX's jit the batch is whole.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     norm = sp.nn.BatchNorm1d(4)  # -
     # + norm = sp.nn.SyncBatchNorm(4)
@@ -23,14 +23,14 @@ def batch_norm_of_each_rank():
     return sp.all_reduce(np.abs(y.data).sum(0))
 
 
-@wrong(
-    "Every rank draws the same dropout mask",
-    lesson=3,
-    seen="Sample i of each rank loses the same features, so the batch has less noise than on one device.",
-    says="50 of 192 numbers differ",
-    elsewhere="In PyTorch equal seeds on all ranks give equal masks. JAX derives a key for each device.",
-)
+@wrong(lesson=3, says="50 of 192 numbers differ")
 def same_mask_on_every_rank():
+    """Every rank draws the same dropout mask.
+
+    Sample i of each rank loses the same features, so the batch has less noise than on one device.
+
+    Elsewhere: In PyTorch equal seeds on all ranks give equal masks. JAX derives a key for each device.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     rows = np.split(X, size)[rank]
     keep = np.random.default_rng(0).random(rows.shape) < 0.5  # -
@@ -38,15 +38,15 @@ def same_mask_on_every_rank():
     return sp.all_gather(rows * keep)
 
 
-@wrong(
-    "Rank 0 draws random numbers that the others do not draw",
-    lesson=8,
-    seen="Rank 0 has other noise than the others from then on.",
-    says="on rank 1 of 2",
-    elsewhere="The generators of NumPy and PyTorch have a state as well; a generator of its own for such a draw "
-    "avoids it.",
-)
+@wrong(lesson=8, says="on rank 1 of 2")
 def draw_on_rank_0_only():
+    """Rank 0 draws random numbers that the others do not draw.
+
+    Rank 0 has other noise than the others from then on.
+
+    Elsewhere: The generators of NumPy and PyTorch have a state as well; a generator of its own for such a draw avoids
+    it.
+    """
     random = np.random.default_rng(0)
     if sp.get_rank() == 0:
         example = random.integers(24)  # -
@@ -55,15 +55,15 @@ def draw_on_rank_0_only():
     return X + random.random(X.shape)
 
 
-@wrong(
-    "Each rank looks for overflow in its own slice of the gradients",
-    lesson=3,
-    seen="One rank skips the step and the others take it, so the slices no longer belong together.",
-    says="4 of 8 numbers differ",
-    elsewhere="Under PyTorch's DistributedDataParallel an overflow reaches all ranks with the mean. For slices "
-    "PyTorch has ShardedGradScaler, and Megatron-LM reduces the flag.",
-)
+@wrong(lesson=3, says="4 of 8 numbers differ")
 def overflow_of_each_rank():
+    """Each rank looks for overflow in its own slice of the gradients.
+
+    One rank skips the step and the others take it, so the slices no longer belong together.
+
+    Elsewhere: Under PyTorch's DistributedDataParallel an overflow reaches all ranks with the mean. For slices PyTorch
+    has ShardedGradScaler, and Megatron-LM reduces the flag.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     weight = np.ones(4 // size)
     gradient = np.split(np.float16([1, 2, 3, np.inf]), size)[rank]
@@ -74,14 +74,14 @@ def overflow_of_each_rank():
     return sp.all_gather(weight)
 
 
-@wrong(
-    "An average of the weights is kept on rank 0 and used on all ranks",
-    lesson=3,
-    seen="Rank 0 evaluates the averaged model, the others their starting point.",
-    says="on rank 1 of 2",
-    elsewhere="PyTorch's AveragedModel is local to its rank as well.",
-)
+@wrong(lesson=3, says="on rank 1 of 2")
 def average_on_rank_0():
+    """An average of the weights is kept on rank 0 and used on all ranks.
+
+    Rank 0 evaluates the averaged model, the others their starting point.
+
+    Elsewhere: PyTorch's AveragedModel is local to its rank as well.
+    """
     weight = np.ones(4, np.float32)
     average = weight.copy()
     for _ in range(3):
@@ -92,14 +92,14 @@ def average_on_rank_0():
     return average
 
 
-@wrong(
-    "The updated slices of the weights are not gathered",
-    lesson=4,
-    seen="Each rank trains its slice and keeps the old values of all others.",
-    says="result",
-    elsewhere="ZeRO gathers the parameters. PyTorch's ZeroRedundancyOptimizer broadcasts them in step().",
-)
+@wrong(lesson=4, says="result")
 def no_gather_after_step():
+    """The updated slices of the weights are not gathered.
+
+    Each rank trains its slice and keeps the old values of all others.
+
+    Elsewhere: ZeRO gathers the parameters. PyTorch's ZeroRedundancyOptimizer broadcasts them in step().
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     weight = np.ones(4, np.float32)
     for _ in range(3):
@@ -111,14 +111,14 @@ def no_gather_after_step():
     return weight
 
 
-@wrong(
-    "A checkpoint has the slice of rank 0 only",
-    lesson=10,
-    seen="The file is written without an error. What the other ranks hold is lost.",
-    says="on rank 1 of 2",
-    elsewhere="torch.save writes what its rank holds; torch.distributed.checkpoint writes the slices of all ranks.",
-)
+@wrong(lesson=10, says="on rank 1 of 2")
 def checkpoint_of_one_slice():
+    """A checkpoint has the slice of rank 0 only.
+
+    The file is written without an error. What the other ranks hold is lost.
+
+    Elsewhere: torch.save writes what its rank holds; torch.distributed.checkpoint writes the slices of all ranks.
+    """
     rank, size = sp.get_rank(), sp.get_world_size()
     weight = np.split(X, size)[rank]
     # + weight = sp.all_gather(weight)
@@ -126,14 +126,14 @@ def checkpoint_of_one_slice():
     return sp.broadcast_object(checkpoint)
 
 
-@wrong(
-    "The learning rate is multiplied by the number of ranks, but Adasum combines the steps",
-    lesson=5,
-    seen="On equal data the ranks should step as one rank does. The step grows with their number.",
-    says="result of weight",
-    elsewhere="Horovod's examples multiply it for averages, and not for Adasum.",
-)
+@wrong(lesson=5, says="result of weight")
 def learning_rate_scaled_for_adasum():
+    """The learning rate is multiplied by the number of ranks, but Adasum combines the steps.
+
+    On equal data the ranks should step as one rank does. The step grows with their number.
+
+    Elsewhere: Horovod's examples multiply it for averages, and not for Adasum.
+    """
     model = sp.nn.Linear(4, 1)
     lr = 0.1 * sp.get_world_size()  # -
     # + lr = 0.1
@@ -143,16 +143,14 @@ def learning_rate_scaled_for_adasum():
     return model.state_dict()
 
 
-@wrong(
-    "Adasum across nodes runs on one node",
-    lesson=5,
-    seen="The result is a plain average.",
-    raises=UserWarning,
-    says="plain MEAN",
-    elsewhere="Horovod with NCCL averages inside of a node, so on one node nothing else is left.",
-    world_size=4,
-)
+@wrong(lesson=5, raises=UserWarning, says="plain MEAN", world_size=4)
 def adasum_on_one_node():
+    """Adasum across nodes runs on one node.
+
+    The result is a plain average.
+
+    Elsewhere: Horovod with NCCL averages inside of a node, so on one node nothing else is left.
+    """
     model = sp.nn.Linear(4, 1)
     nodes = [[0, 1, 2, 3]]  # -
     # + nodes = [[0, 1], [2, 3]]
@@ -163,15 +161,14 @@ def adasum_on_one_node():
     return model.state_dict()
 
 
-@wrong(
-    "Losses are collected together with their graphs",
-    lesson=6,
-    seen="Memory grows from step to step, until the device has none left.",
-    raises=DeviceOutOfMemoryError,
-    says="activations",
-    elsewhere="PyTorch keeps the graphs as well; its error of memory names the allocation, not the list.",
-)
+@wrong(lesson=6, raises=DeviceOutOfMemoryError, says="activations")
 def losses_with_graphs():
+    """Losses are collected together with their graphs.
+
+    Memory grows from step to step, until the device has none left.
+
+    Elsewhere: PyTorch keeps the graphs as well; its error of memory names the allocation, not the list.
+    """
     sp.set_memory("64KB")
     model = sp.nn.Linear(4, 4)
     losses = []
