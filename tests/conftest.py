@@ -107,17 +107,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @given(st.none())
 def _first_example(_: None) -> None:
-    """Let Hypothesis make its generator of random numbers. After `gc.freeze` it would not find that it is used."""
+    """Let Hypothesis make its generators of random numbers, while there is little in which it looks for their users.
+
+    After `gc.freeze` it would not find that they are used.
+    """
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     """Hide what collecting makes from the garbage collector: walking 10,000 tests takes it half a second each time."""
+    _first_example()
     gc.disable()
     try:
         return (yield)
     finally:
-        _first_example()
         gc.freeze()
         gc.enable()
 
