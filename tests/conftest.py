@@ -17,6 +17,7 @@ import compileall
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ import pytest
 import reach
 import refusals
 from hypothesis import HealthCheck, given, settings, strategies as st
-from oracles import TRANSPORTS, World
+from oracles import TRANSPORTS, World, close_processes
 
 import simparallel
 from simparallel.clock.recorder import current_recorder, set_recorder
@@ -41,6 +42,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in its ow
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 else:  # once for all workers: a host process that has to compile takes twice as long to start
     compileall.compile_dir(Path(simparallel.__file__).parent, quiet=2)
+
+# Pytest keeps what it makes of a test's file, as it does by default: making that of all files takes five seconds.
+sys.dont_write_bytecode = False
 
 # A calibration of this machine changes every prediction for "this-host"; tests start without one.
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -222,12 +226,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
         _last_path = item.path
         gc.collect()
         gc.freeze()
+        if recorder is not None:
+            close_processes()  # a process records for the file that started it
     with nullcontext() if item.get_closest_marker("gpu") is not None else array_backends.gpus_hidden():
         return (yield)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the golden files; a worker of xdist sends its part instead. Write the record of reach."""
+    """Write the golden files; a worker of xdist sends its part instead. Write the record of reach. End warm ranks."""
+    close_processes()
     if recorder is not None:
         recorder.save()
     golden = refusals.golden
