@@ -55,7 +55,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 settings.register_profile(
     "default",
     deadline=None,
-    max_examples=12,
+    max_examples=9,
     derandomize=True,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -91,7 +91,7 @@ class World(Ranks):
 
     def __init__(self, transport: str) -> None:
         super().__init__(transport)
-        self.max_size, self.examples = (5, 30) if transport == "inline" else (4, 6)
+        self.max_size, self.examples = (5, 20) if transport == "inline" else (4, 6)
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 20.0) -> Any:
         if self.transport == "mpi":
