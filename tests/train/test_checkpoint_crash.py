@@ -76,7 +76,7 @@ def count_calls(tmp_path: Path, write_bytes: int, keep: int) -> int:
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("torn", [False, True])
 def test_killed_save_leaves_old_or_new_state(tmp_path, keep, torn):
-    """A save killed at any file operation leaves the old state or the new one: at the even ones, and at the odd ones."""
+    """Killed at an even file operation, or an odd one, a save leaves the old state or the new one."""
     calls = count_calls(tmp_path, SMALL, keep)
     seen = []
     for target in range(keep - 1, calls, 2):
