@@ -17,6 +17,7 @@ import compileall
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ import pytest
 import reach
 import refusals
 from hypothesis import HealthCheck, given, settings, strategies as st
-from oracles import TRANSPORTS, World
+from oracles import TRANSPORTS, World, close_processes
 
 import simparallel
 from simparallel.clock.recorder import current_recorder, set_recorder
@@ -42,6 +43,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in its ow
 else:  # once for all workers: a host process that has to compile takes twice as long to start
     compileall.compile_dir(Path(simparallel.__file__).parent, quiet=2)
 
+# Pytest keeps what it makes of a test's file, as it does by default: making that of all files takes five seconds.
+sys.dont_write_bytecode = False
+
 # A calibration of this machine changes every prediction for "this-host"; tests start without one.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="configuration-of-simparallel-")
@@ -51,7 +55,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 settings.register_profile(
     "default",
     deadline=None,
-    max_examples=12,
+    max_examples=9,
     derandomize=True,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -107,17 +111,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @given(st.none())
 def _first_example(_: None) -> None:
-    """Let Hypothesis make its generator of random numbers. After `gc.freeze` it would not find that it is used."""
+    """Let Hypothesis make its generators of random numbers, while there is little in which it looks for their users.
+
+    After `gc.freeze` it would not find that they are used.
+    """
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     """Hide what collecting makes from the garbage collector: walking 10,000 tests takes it half a second each time."""
+    _first_example()
     gc.disable()
     try:
         return (yield)
     finally:
-        _first_example()
         gc.freeze()
         gc.enable()
 
@@ -219,12 +226,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
         _last_path = item.path
         gc.collect()
         gc.freeze()
+        if recorder is not None:
+            close_processes()  # a process records for the file that started it
     with nullcontext() if item.get_closest_marker("gpu") is not None else array_backends.gpus_hidden():
         return (yield)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the golden files; a worker of xdist sends its part instead. Write the record of reach."""
+    """Write the golden files; a worker of xdist sends its part instead. Write the record of reach. End warm ranks."""
+    close_processes()
     if recorder is not None:
         recorder.save()
     golden = refusals.golden

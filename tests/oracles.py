@@ -72,25 +72,26 @@ if "SIMPARALLEL_TEST_MPI" in os.environ:  # see worlds_mpi.py
     TRANSPORTS = ("mpi",)
 
 
-_ESCALATION = run.ESCALATION
-_open_worlds: list[World] = []
+# Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are for ranks that do not
+# communicate, could be faster; with this delay they do not hide a fault.
+_LATE_ESCALATION = tuple((20 + i, number) for i, (_, number) in enumerate(run.ESCALATION))
+# Processes of all worlds: starting those of a size takes half a second.
+_processes = Ranks("shm")
 
 
 class World(Ranks):
     """Warm ranks that the tests of this project use: also under mpiexec, and with messages in place of shared memory.
+
+    Up to `max_size` processes stay warm until the session ends.
 
     Attributes:
         max_size: largest number of ranks that tests should ask for.
         examples: how many examples a property gets.
     """
 
-    def __init__(self, transport: str, **settings: Any) -> None:
-        super().__init__(transport, **settings)
-        self.max_size, self.examples = (5, 30) if transport == "inline" else (4, 6)
-        # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are
-        # for ranks that do not communicate, could be faster; with this delay they do not hide a fault.
-        _open_worlds.append(self)
-        run.ESCALATION = tuple((20 + i, number) for i, (_, number) in enumerate(_ESCALATION))
+    def __init__(self, transport: str) -> None:
+        super().__init__(transport)
+        self.max_size, self.examples = (5, 20) if transport == "inline" else (4, 6)
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 20.0) -> Any:
         if self.transport == "mpi":
@@ -101,7 +102,12 @@ class World(Ranks):
             from fake_mpi import run_on_messages
 
             return run_on_messages(size, fn, args, timeout_s)
-        return self.cluster(size, timeout_s=timeout_s).run(fn, *args)
+        ranks = _processes if self.transport == "shm" and size <= self.max_size else self
+        before, run.ESCALATION = run.ESCALATION, _LATE_ESCALATION
+        try:
+            return ranks.cluster(size, timeout_s=timeout_s).run(fn, *args)
+        finally:
+            run.ESCALATION = before
 
     def check(self, strategy: Any, body: Callable[[Any], None], parts: int = 1) -> None:
         """Check the property `body` on examples of `strategy`, fewer where ranks are processes.
@@ -119,10 +125,7 @@ class World(Ranks):
 
         run()
 
-    def close(self) -> None:
-        super().close()
-        # Worlds are closed in any order.
-        if self in _open_worlds:
-            _open_worlds.remove(self)
-        if not _open_worlds:
-            run.ESCALATION = _ESCALATION
+
+def close_processes() -> None:
+    """End the processes of all worlds."""
+    _processes.close()

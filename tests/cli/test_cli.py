@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,12 @@ def test_demo_keeps_its_promises(capsys: pytest.CaptureFixture[str], monkeypatch
     assert threads == [None, 1]
     out = capsys.readouterr().out
     numbers = json.loads(Path("runs/demo/metrics.json").read_text())
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    shown = re.search(r"```\n(largest.*?)\n(largest.*?) 8.6e-06.*?\n```", readme, re.DOTALL)
+    assert shown is not None
+    assert shown[1] in out
+    # Its last digit depends on the kernels of the BLAS.
+    assert re.search(re.escape(shown[2]) + r" \d\.\de-06 \(sums in another order\)", out)
     assert numbers["test_accuracy"] >= 0.95
     assert numbers["difference_between_ranks"] == 0
     assert numbers["difference_to_one_device"] < 1e-5

@@ -39,15 +39,6 @@ def test_shown_prediction_is_that_of_its_page() -> None:
 
 
 @pytest.mark.process
-def test_demo_prints_the_shown_differences(tmp_path: Path) -> None:
-    done = run_in(tmp_path, sys.executable, "-m", "simparallel", "demo")
-    between, to_one = re.search(r"```\n(largest.*?)\n(largest.*?) 8.6e-06.*?\n```", README, re.DOTALL).groups()  # type: ignore[union-attr]
-    assert between in done.stdout
-    # Its last digit depends on the kernels of the BLAS.
-    assert re.search(re.escape(to_one) + r" \d\.\de-06 \(sums in another order\)", done.stdout)
-
-
-@pytest.mark.process
 def test_script_runs_on_four_devices(tmp_path: Path) -> None:
     """The script of the page on running, and the output shown below it."""
     found = re.search(r"```python\n(# train\.py\n.*?)```.*?\n```\n(\[rank.*?)```", RUNNING, re.DOTALL)

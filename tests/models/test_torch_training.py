@@ -95,8 +95,8 @@ GPT = models.gpt, "gpt", gpt_batch
         pytest.param(*MLP, 20, SGD, id="mlp"),
         pytest.param(*MLP, 20, {"optimizer": "Adam"}, id="mlp-adam"),
         pytest.param(*LENET, 20, SGD, id="lenet"),
-        pytest.param(*RESNET, 5, SGD | {"lr": 0.01}, id="resnet18", marks=pytest.mark.slow),
-        pytest.param(*GPT, 10, {"optimizer": "AdamW"}, id="gpt"),
+        pytest.param(*RESNET, 3, SGD | {"lr": 0.01}, id="resnet18", marks=pytest.mark.slow),
+        pytest.param(*GPT, 6, {"optimizer": "AdamW"}, id="gpt"),
     ],
 )
 def test_training_agrees_with_torch(make, torch_model, batch, num_steps, settings):
@@ -107,7 +107,8 @@ def test_training_agrees_with_torch(make, torch_model, batch, num_steps, setting
     for own, their in ((ours.parameters(), theirs.parameters()), (ours.buffers(), theirs.buffers())):
         for tensor, their_tensor in zip(own, their, strict=True):
             assert_near(tensor, their_tensor.detach(), 1e-11)
-    assert losses[-4:].mean() < losses[:4].mean()
+    if num_steps > 5:
+        assert losses[-4:].mean() < losses[:4].mean()
 
 
 # In float32 a ReLU may fall on either side of its kink, and Adam makes a whole step of a gradient that

@@ -68,7 +68,7 @@ def data_parallel(hidden: int, steps: int) -> None:
 
 
 @pytest.mark.matrices
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     dp=st.sampled_from((1, 2, 3, 4, 8)),
     tp=st.sampled_from((1, 2, 4, 8)),
@@ -81,7 +81,7 @@ def test_folded_mesh_equals_all_ranks(dp: int, tp: int, width: int, hidden: int,
 
 
 @pytest.mark.matrices
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(dp=st.sampled_from((2, 3, 8)), tp=st.sampled_from((1, 2, 4)), data=st.data())
 def test_folded_stragglers_equal_all_ranks(dp: int, tp: int, data: Any) -> None:
     slow = data.draw(st.lists(st.integers(0, dp * tp - 1), min_size=1, max_size=3, unique=True))

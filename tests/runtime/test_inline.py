@@ -187,7 +187,7 @@ DRAWS = {
 @pytest.mark.process
 def test_same_bits_as_processes() -> None:
     """Matrix products depend on BLAS threads, random numbers on the stream that a rank finds at its turn."""
-    with World("shm") as processes, World("inline") as inline:
+    with sp.testing.Ranks("shm") as processes, World("inline") as inline:
 
         @settings(max_examples=8)
         @given(

@@ -406,7 +406,9 @@ def run_cases(folder: Path, size: int, *cases: str, **environment: str) -> dict[
 @pytest.mark.process
 @pytest.mark.parametrize("without", ["", "pidfd,memfd,futex"])
 def test_every_end_is_reported_to_other_ranks(without: str, tmp_path: Path) -> None:
+    """And leaves nothing behind, see the fixtures: `ROUNDS=100 pytest …` for more of them."""
     cases = list(CASES) if not without else ["good", "kill", "_exit", "raise"]
+    cases *= int(os.environ.get("ROUNDS", "1"))
     for name, told in run_cases(tmp_path, 3, *cases, SIMPARALLEL_DISABLE=without).items():
         case = name.split()[0]
         code, text = CASES[case]
@@ -431,14 +433,6 @@ def test_unreceived_messages_are_an_error(tmp_path: Path) -> None:
     told = run_cases(tmp_path, 2, "unreceived")["unreceived 0"]
     assert told["codes"] == [0, 1]
     assert "rank 1 ended without receiving 1 message" in (tmp_path / "unreceived.1").read_text()
-
-
-@pytest.mark.process
-def test_rounds_leave_nothing_behind(tmp_path: Path) -> None:
-    """`ROUNDS=100 pytest …` for more of them; the fixtures check for leftovers."""
-    count = int(os.environ.get("ROUNDS", "4"))
-    results = run_cases(tmp_path, 2, *["good", "kill", "before", "loop"] * (count // 4))
-    assert all(told["codes"][0] == CASES[name.split()[0]][0] for name, told in results.items())
 
 
 @pytest.mark.process

@@ -46,7 +46,7 @@ def collectives() -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("size", [1, 5])
 def test_results_are_those_of_threads(size: int) -> None:
     """On one rank, and on more ranks than cores."""
     assert sp.launch(collectives, world_size=size, echo=False) == sp.launch(

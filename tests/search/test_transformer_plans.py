@@ -23,16 +23,18 @@ SHAPE = read_config(CONFIG, 2048)
 
 def every_plan(cluster):
     """Yield all plans that the arguments of `predict_transformer` can express."""
-    sizes, sharded = (1, 2, 4, 8), ("none", "state", "gradient", "parameter")
+    sizes, sharded = (1, 2, 4), ("none", "state", "gradient", "parameter")
     for tensor, pipeline, context, share, recompute, micro_batch, chunks in product(
         sizes, sizes, sizes, sharded, ("none", "full"), sizes, (1, 2, 4)
     ):
+        if tensor * pipeline * context > 4:
+            continue
         schedules = ("1f1b", "zb_h1") if chunks == 1 and pipeline > 1 else ("1f1b",)
         for schedule in schedules:
             try:
                 step = sp.predict_transformer(
-                    CONFIG, cluster, 8, tensor=tensor, pipeline=pipeline, context=context, sharded=share,
-                    micro_batch=micro_batch, global_batch=16, length=2048, chunks=chunks, schedule=schedule,
+                    CONFIG, cluster, 4, tensor=tensor, pipeline=pipeline, context=context, sharded=share,
+                    micro_batch=micro_batch, global_batch=8, length=2048, chunks=chunks, schedule=schedule,
                     recompute=recompute, sequence_parallel=tensor > 1,
                 )  # fmt: skip
             except InputError:
@@ -42,15 +44,15 @@ def every_plan(cluster):
 
 
 def test_first_plan_is_the_fastest_of_all():
-    cluster = load_cluster("dgx-h100", 8)
-    plans = transformer_plans(SHAPE, cluster, 16)
+    cluster = load_cluster("dgx-h100", 4)
+    plans = transformer_plans(SHAPE, cluster, 8)
     everything = list(every_plan(cluster))
     assert len(everything) > 300
     assert plans[0].step_time_s == min(step.step_time_s for step in everything)
     times = [plan.step_time_s for plan in plans]
     assert times == sorted(times)
     assert len({(plan.plan, plan.schedule) for plan in plans}) == len(plans) == 10
-    assert all(plan.verdict == "fits" and plan.plan.world_size == 8 and plan.plan.global_batch == 16 for plan in plans)
+    assert all(plan.verdict == "fits" and plan.plan.world_size == 4 and plan.plan.global_batch == 8 for plan in plans)
 
 
 def test_small_memory_leads_to_other_plans():

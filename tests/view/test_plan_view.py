@@ -7,7 +7,8 @@ import pytest
 from refusals import refused
 
 from simparallel.errors import InputError
-from simparallel.view.plan import MOST_ROWS, plot_plan
+from simparallel.view import plan
+from simparallel.view.plan import MOST_COLUMNS, MOST_ROWS, plot_plan
 
 
 @pytest.fixture(autouse=True)
@@ -26,17 +27,20 @@ def test_squares_are_dims_and_numbers_are_cuts():
     assert ax.get_title(loc="left").startswith("a plan\n")
 
 
-@pytest.mark.parametrize("count", [1, MOST_ROWS, MOST_ROWS + 1, 7 * MOST_ROWS])
-def test_texts_stay_apart(count):
+@pytest.mark.parametrize(("count", "most_rows"), [(1, MOST_ROWS), (MOST_ROWS + 1, MOST_ROWS), (63, 9)])
+def test_texts_stay_apart(count, most_rows, monkeypatch):
+    """In one column, in two, and in seven, of which two stand below the other ones."""
+    monkeypatch.setattr(plan, "MOST_ROWS", most_rows)
     ax = plot_plan([(f"layer{number}.a.name.of.many.letters.Linear", ((1024, 1), (8, 1))) for number in range(count)])
 
-    ax.figure.canvas.draw()
+    ax.figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in ax.texts]
     # Sorted by the left edge, only neighbours can overlap.
     boxes.sort(key=lambda box: (round(box.y0), box.x0))
     for box, other in zip(boxes, boxes[1:], strict=False):
         assert round(box.y0) != round(other.y0) or box.x1 <= other.x0
-    assert len({round(text.get_position()[0], 6) for text in ax.texts if text.get_text().endswith("Linear")}) <= 5
+    columns = {round(text.get_position()[0], 6) for text in ax.texts if text.get_text().endswith("Linear")}
+    assert len(columns) == min(-(-count // most_rows), MOST_COLUMNS)
 
 
 def test_nothing_to_draw():

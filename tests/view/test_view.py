@@ -80,7 +80,7 @@ def texts(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.sampled_from(["sim", "wall"]))
 def test_one_lane_per_rank_and_stream(num_ranks: int, num_steps: int, clock: str) -> None:
     trace = training(num_ranks, num_steps)
@@ -138,7 +138,7 @@ def test_legend_title_names_and_steps() -> None:
     assert not any(text.startswith("step") for text in texts(trace.timeline(steps=1)))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(2, 400), st.sampled_from(["sim", "wall"]))
 @example(368, "sim")
 def test_step_labels_do_not_overlap(num_steps: int, clock: str) -> None:
@@ -159,7 +159,7 @@ def test_step_labels_do_not_overlap(num_steps: int, clock: str) -> None:
     plt.close("all")
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(150, 600))
 def test_thin_bars_become_shares_of_their_step(num_steps: int) -> None:
     trace = training(1, num_steps)
@@ -431,15 +431,14 @@ def test_both_clocks_need_a_figure() -> None:
 @pytest.mark.parametrize("name", [r"$\frac{a$", "$x$", "\x1b[31mred", "a\ud800b", "\x00\x7f"], ids=range(5))
 def test_names_of_users_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
     """No formulas, and no control characters in pictures and tables."""
-    made = training()
+    made = training(1, 1)
     events = [event._replace(name=name, stream=f"{event.stream} {name}") for event in made.events]
     trace = Trace(events, made.cluster, name=name)
     texts = [trace.table(), trace._repr_html_()]
     slices = [(name, Layout((2,), ("x",))("x", "None"), (4, 4))]
     for number, axes in enumerate(
-        (trace.timeline(), trace.timeline(clock="both"), plot_loss({name: [1.0], "b": [2.0]}),
-         plot_slices(slices, title=name))
-    ):  # fmt: skip
+        (trace.timeline(clock="both"), plot_loss({name: [1.0], "b": [2.0]}), plot_slices(slices, title=name))
+    ):
         path = tmp_path / f"{number}.svg"
         axes.figure.savefig(path)
         ElementTree.parse(path)
