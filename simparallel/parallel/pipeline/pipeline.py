@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
 from math import inf, prod
@@ -16,6 +17,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tape import is_written_since
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, to_host
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.comm import Group, current
@@ -27,7 +29,8 @@ from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
-from simparallel.parallel.operator.interpreter import running_on
+from simparallel.parallel.ddp.summed import summed
+from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.pipeline.action import read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
@@ -124,12 +127,21 @@ class Pipeline:
         # The number of this pipeline in the run, and of its calls so far: the tags of its messages contain both.
         self.number, self.calls = next(communicator.kept.setdefault(Pipeline, count())), 0
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
-        self._rank, self.replica = place[PIPELINE], place.get(DATA, 0)
-        self.replicas = mesh.axis_size(DATA) if DATA in place else 1
+        own = {axis for p in model.parameters() for axis in summed().axes(p) or ()}
+        unknown = sorted(own - set(place) | own & {PIPELINE})
+        if unknown:
+            raise InputError(
+                f"Pipeline: the model has groups of fully_shard along {unknown[0]!r}, and {mesh!r} has no such axis of "
+                "data parallelism; give both the same mesh."
+            )
+        # Axes along which pipelines have different parts of the batch.
+        self._data = [axis for axis in mesh.axis_names if axis == DATA or axis in own]
+        of_data = mesh.group(self._data, communicator.rank)
+        self._rank, self.replica, self.replicas = place[PIPELINE], of_data.index(communicator.rank), len(of_data)
         # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
         self.ranks = mesh.group(PIPELINE, communicator.rank)
         self._stage_ranks = mesh.group(
-            [axis for axis in mesh.axis_names if axis not in (PIPELINE, DATA)], communicator.rank
+            [axis for axis in mesh.axis_names if axis not in (PIPELINE, *self._data)], communicator.rank
         )
         # Stages from a batch's input to its loss; a bidirectional pipeline has all of them twice.
         self._length = schedule.num_stages // (2 if schedule.placement == BIDIRECTIONAL else 1)
@@ -186,14 +198,12 @@ class Pipeline:
         """
         groups: dict[tuple[int, ...], Group | None] = {}
         found: dict[tuple[int, ...], list[Parameter]] = {}
-        mesh = self.mesh
-        # For each place among the ranks that run a stage together, the pipelines of all replicas, one after the other.
-        columns = mesh.groups([DATA, PIPELINE] if DATA in mesh.axis_names else [PIPELINE])
         length = self.schedule.ranks
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
-            own = self._owners[id(parameter)]
-            for column in columns:
+            own, others = self._owners[id(parameter)], summed().axes(parameter) or ()
+            # The pipelines among which nobody else sums, one after the other.
+            for column in self.mesh.groups([*(axis for axis in self._data if axis not in others), PIPELINE]):
                 ranks = tuple(rank for i, rank in enumerate(column) if i % length in own)
                 if len(ranks) > 1 and ranks not in groups:
                     groups[ranks] = self._communicator.new_group(ranks)
@@ -218,7 +228,7 @@ class Pipeline:
             InputError: the model does not return one Tensor.
         """
         step, found = PipelineStep(self, inputs, None), None
-        with no_grad(), self._switch.installed(), running_on(self._stage_ranks):
+        with no_grad(), self._switch.installed(), self.running():
             for stage in range(self._length):
                 if self.schedule.rank_of(stage) == self._rank:
                     y, pass_ = step.run_stage(stage, 0)
@@ -309,7 +319,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the model's state of all stages, on every rank: its names and arrays do not depend on the cut."""
         self.collect()
-        with running_on(self._stage_ranks):
+        with self.running():
             return {name: to_host(x.full_tensor().data).copy() for name, x in self.model._saved_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
@@ -340,6 +350,10 @@ class Pipeline:
             x.data = collectives.broadcast(data, self.ranks[rank], self._group)
             if is_deferred(x):
                 x.initial = None  # type: ignore[attr-defined]
+
+    def running(self) -> AbstractContextManager[None]:
+        """Run ops on the ranks of this rank's stages, inside the block, and weight losses by their samples."""
+        return setting(mode, ranks=self._stage_ranks, replicating=True, weighted=True)
 
     def run(self, labels: Tensor | None, *inputs: Tensor) -> Any:
         """Run the model's forward, and the loss of these labels."""

@@ -21,7 +21,6 @@ from simparallel.clock.memory import GRADIENTS
 from simparallel.clock.recorder import observer_of
 from simparallel.comm import Work
 from simparallel.errors import InputError, ShapeError
-from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
@@ -92,7 +91,7 @@ class PipelineStep:
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed(), running_on(self._pipeline._stage_ranks):
+        with self._pipeline._switch.installed(), self._pipeline.running():
             for cell in self._pipeline._cells:
                 for action in cell:
                     try:

@@ -26,6 +26,7 @@ from simparallel.nn.hooks import is_reduced
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
+from simparallel.parallel.ddp.summed import summed
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.group import Place, ShardedGroup
@@ -110,7 +111,7 @@ def fully_shard(
         )
     places = _places(module)
     _check(module, places)
-    name, axes = module._path or type(module).__name__, Axes(mesh, axis, letters.shards_state)
+    name, axes = module._path or type(module).__name__, Axes(mesh, axis, letters.shards_state, list(places))
     group = ShardedGroup(name, places, axes, letters, mp_policy)
     group.reshards = False if letters.keeps_whole or axes.shard is None else reshard_after_forward
     order().add(group)
@@ -122,14 +123,14 @@ def fully_shard(
 
 def _places(module: Module) -> dict[Parameter, list[Place]]:
     """Return the parameters of a module that no group has, each with all its places in the module."""
-    owned = order()
+    owned = summed()
     found: dict[int, tuple[Parameter, list[Place]]] = {}
     for name, part in module.named_modules():
         inside = name and _is_in_group(module, name)
         for own, p in part._parameters.items():
-            if p is None or (inside and owned.has(p)):
+            if p is None or (inside and owned.axes(p) is not None):
                 continue
-            if owned.has(p):
+            if owned.axes(p) is not None:
                 raise InputError(
                     f"fully_shard: {own} of {name or 'the module'} belongs to another group already; tied weights must "
                     "be in one group: call fully_shard for a module that contains all their uses, and not for a part."
@@ -159,8 +160,6 @@ def _check(module: Module, places: Mapping[Parameter, Any]) -> None:
         told = p.name or f"a parameter of shape {p.shape}"
         if not p.shape:
             raise InputError(f"{who}: {told} has no dim to cut; make it a tensor of shape (1,).")
-        if p.placement is not None:
-            raise InputError(f"{who}: {told} is cut already, as {p.layout!r}; cut it by one of the two.")
         if is_reduced(p):
             raise InputError(f"{who}: a DistributedDataParallel reduces {told}; use the bare model.")
         if p.grad is not None:
@@ -185,16 +184,17 @@ class FullySharded(Module):
         group, interpreter = self._sharded, grad_mode.interpreter
         run = super().forward
         if self._is_running or (group.axes.is_alone and group.kept is group.flat):
-            return run(*inputs, **kwargs)
+            with group.axes.running():
+                return run(*inputs, **kwargs)
         now = order()
         if interpreter is not None and not interpreter.is_elsewhere:
             self._refuse()
         if interpreter is not None:
             # A stage of another rank: its ops read shapes alone.
-            shapes = [Tensor._result(placeholder(shape, group.dtype)) for shape in group.rows.shapes]
+            shapes = [Tensor._result(placeholder(shape, group.dtype)) for shape in group.shapes]
             with self._running(), Use.installed(group, shapes):
                 return run(*inputs, **kwargs)
-        is_outermost = not now.depth and mode.ranks is None
+        is_outermost = not (now.depth or mode.weighted)
         reshards = not is_outermost if group.reshards is None else group.reshards
         if group.dtype != group.flat.dtype:
             inputs, kwargs = change_each((inputs, kwargs), self._cast)
@@ -207,7 +207,8 @@ class FullySharded(Module):
             # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
             part = group.axes.part if is_outermost else random_state.given_part
             with setting(random_state, given_part=part), self._running(), use.installed(group, use.tensors):
-                y = run(*inputs, **kwargs)
+                with group.axes.running():
+                    y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1
         # Backward begins where a recomputed part ends.

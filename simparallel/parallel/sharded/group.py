@@ -28,6 +28,7 @@ from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
 from simparallel.parallel.ddp.buckets import empty_like
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
+from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows
@@ -62,6 +63,7 @@ class ShardedGroup:
         parameters: the leaves.
         dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
             several micro-batches that are not reduced yet, the wider one of that and the parameters' dtype.
+        shapes: of the parameters; `computed`: their placements when ops read them, None where this rank has all of it.
         kept: whole parameters that stay from step to step, by tensor; None if each use gathers its own.
         reshards: the whole parameters are freed after forward, and gathered again in backward; None until it is known
             whether this group is the outermost.
@@ -88,7 +90,9 @@ class ShardedGroup:
         # Whole parameters of the stored dtype contain the slices.
         self._holds_slices = letters.keeps_whole and self.dtype == self._stored_dtype
         self.kept: Array | None = None
-        self.rows = FlatRows([p.shape for p in self.parameters], axes.size)
+        self.shapes, self.computed = [p.shape for p in self.parameters], [p.placement for p in self.parameters]
+        stored = [axes.stored(p) for p in self.parameters]
+        self.rows = FlatRows([p._data.shape for p in self.parameters], axes.size)
         self.rows_of = lru_cache(maxsize=4)(self._rows_of)
         self.reshards: bool | None = None
         self.syncs = True
@@ -97,7 +101,10 @@ class ShardedGroup:
         self._ahead: Gathering | None = None
         # The time at which all ranks' slices of a whole array were the present ones; None before the first.
         self._gathered_at: int | None = None
-        self._store([p._data for p in self.parameters], [p.shape for p in self.parameters])
+        self._store([p._data for p in self.parameters], self.rows.shapes)
+        for p, place in zip(self.parameters, stored, strict=True):
+            if not axes.is_alone:
+                p.placement, p.interpreter = place, WHOLE if place is None else STORED
         if axes.replicas is not None:
             # Reductions keep replicas equal, but do not make them so.
             with current().for_purpose(f"parameters of {name}"):
@@ -135,10 +142,6 @@ class ShardedGroup:
                 value = value[first:last]
             own_slice[...] = value
             p._data = own_slice
-            if self.axes.shard is not None:
-                p.placement, p.interpreter = self.axes.placement(shape), STORED
-            elif self.axes.replicas is not None:
-                p.interpreter = WHOLE
         self._gathered_at = None
 
     def _follow_values(self) -> None:
@@ -243,18 +246,19 @@ class ShardedGroup:
         return FlatRows([self.rows.shapes[i] for i in numbers], self.axes.size)
 
     def reduce(self, by_rank: Array) -> Work:
-        """Start to average gradients over all ranks, and return the work; its result are the means of this rank's rows.
+        """Start to average gradients over the parts of the batch; the result of the work are those of this rank's rows.
 
-        Collective: yes.
+        Those of weighted losses are summed. Collective: yes.
         """
+        op = "sum" if mode.weighted else "mean"
         with current().for_purpose(f"gradients of {self.name}"):
             if self.axes.shard is None:
-                return collectives.all_reduce(by_rank, "mean", self.axes.replicas, async_op=True)
-            return collectives.reduce_scatter(by_rank, 0, "mean", self.axes.shard, async_op=True)
+                return collectives.all_reduce(by_rank, op, self.axes.replicas, async_op=True)
+            return collectives.reduce_scatter(by_rank, 0, op, self.axes.shard, async_op=True)
 
     def reduce_replicas(self, own: Array) -> Work | None:
         """Start to average reduced rows over the ranks that have the same ones. Collective: yes."""
         if self.axes.shard is None or self.axes.replicas is None:
             return None
         with current().for_purpose(f"gradients of {self.name}"):
-            return collectives.all_reduce(own, "mean", self.axes.replicas, async_op=True)
+            return collectives.all_reduce(own, "sum" if mode.weighted else "mean", self.axes.replicas, async_op=True)

@@ -15,7 +15,9 @@ from simparallel.comm import Work, current
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.optim.optimizer import optimizers_of
+from simparallel.parallel.ddp.summed import summed
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.group import ShardedGroup
 
 
@@ -43,19 +45,12 @@ class UseOrder:
         self._last: dict[str, ShardedGroup] = {}
         self._reductions: list[_Reduction] = []
         self._finishing: Backward | None = None
-        # id of a parameter -> the parameter of a group.
-        self._grouped: dict[int, weakref.ref[Tensor]] = {}
         self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def add(self, group: ShardedGroup) -> None:
         """Note a new group and its parameters."""
         self._groups.add(group)
-        self._grouped |= {id(p): weakref.ref(p) for p in group.parameters}
-
-    def has(self, parameter: Tensor) -> bool:
-        """Return whether a parameter belongs to a group."""
-        found = self._grouped.get(id(parameter))
-        return found is not None and found() is parameter
+        summed().add(group.parameters, group.axes.names)
 
     def syncs(self) -> dict[ShardedGroup, bool]:
         """Return which groups reduce the gradients of forward passes that begin now."""
@@ -134,9 +129,11 @@ class UseOrder:
             InputError: names them. Nothing was updated.
         """
         own: Sequence[Tensor] = group.parameters
-        for optimizer in [] if group.axes.is_alone else optimizers_of(own):
-            trained = [p for p in optimizer.parameters if p.requires_grad and p.placement is None]
-            left = [p for p in trained if not (self.has(p) or is_reduced(p))]
+        # A pipeline sums all other gradients.
+        for optimizer in [] if group.axes.is_alone or mode.weighted else optimizers_of(own):
+            trained = [p for p in optimizer.parameters if p.requires_grad and summed().axes(p) is None]
+            # Along the axes of a layout, ops sum.
+            left = [p for p in trained if not (is_reduced(p) or _is_everywhere(p))]
             if left:
                 names = ", ".join(p.name or f"a tensor of shape {p.shape}" for p in left[:4])
                 raise InputError(
@@ -144,6 +141,10 @@ class UseOrder:
                     "which no group has: their gradients would be those of this rank's batch alone. Call fully_shard "
                     "for the whole model, too, after its parts."
                 )
+
+
+def _is_everywhere(p: Tensor) -> bool:
+    return p.placement is not None and p.placement.layout.mesh.size == current().world_size
 
 
 def order() -> UseOrder:

@@ -11,7 +11,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tensor import Tensor
 from simparallel.errors import LayoutError
-from simparallel.parallel.operator.interpreter import ShardedInterpreter
+from simparallel.parallel.operator.interpreter import ShardedInterpreter, running_on
 
 
 class _Stored(ShardedInterpreter):
@@ -31,7 +31,9 @@ class _Stored(ShardedInterpreter):
                 "Call fully_shard for a module that contains all its uses, as for tied weights, or full_tensor() for "
                 "its values."
             )
-        return super().run(op, inputs)
+        place = next(x.placement for x in inputs if x.placement is not None)
+        with running_on(place.layout.mesh.ranks):
+            return super().run(op, inputs)
 
 
 class _Whole(NamedInterpreter):

@@ -30,6 +30,7 @@ from simparallel.errors import InputError, UnusedParameterError
 from simparallel.nn.deferred import placeholder
 from simparallel.parallel.ddp.buckets import empty_like
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.sharded.group import ShardedGroup
 from simparallel.parallel.sharded.order import UseOrder
 
@@ -71,10 +72,13 @@ class Use:
             for k, i in enumerate(trained):
                 parts[i] = Node(_Part(gather, k), SimpleNamespace(needs=(True,)), (whole,))  # type: ignore[arg-type]
             self._own_nodes = [node, *parts.values()]
-        return [
-            Tensor._result(array, parts.get(i), p._device)
-            for i, (p, array) in enumerate(zip(group.parameters, arrays, strict=True))
-        ]
+        return [self._tensor(i, array, parts.get(i)) for i, array in enumerate(arrays)]
+
+    def _tensor(self, i: int, array: Array, node: Node | None = None) -> Tensor:
+        """Return a parameter as the module computes with it: on a slice of its own, if it is cut."""
+        place = self.group.computed[i]
+        interpreter = None if place is None else SHARDED
+        return Tensor._result(array, node, self.group.parameters[i]._device, place, interpreter)
 
     # --- forward ----------------------------------------------------------------------------------------
 
@@ -141,11 +145,11 @@ class Use:
     def installed_again(self, flat: Array, syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
         """Let modules run as in forward, inside the block: with the same tensors as parameters, and with `syncs`."""
         tensors = []
-        for known, array, p in zip(self._known, self.group.rows.tensors(flat), self.group.parameters, strict=True):
+        for i, (known, array) in enumerate(zip(self._known, self.group.rows.tensors(flat), strict=True)):
             x = known()
-            tensors.append(Tensor._result(array, None, p._device) if x is None else x)
+            tensors.append(self._tensor(i, array) if x is None else x)
             tensors[-1]._data = array
-        with self.installed(self.group, tensors), self.order.syncing(syncs):
+        with self.installed(self.group, tensors), self.order.syncing(syncs), self.group.axes.running():
             yield
 
     def count(self) -> None:
