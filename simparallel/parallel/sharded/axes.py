@@ -65,7 +65,9 @@ class Axes:
         own = [name for mesh in computing for name in self._checked(mesh, computing[mesh].name, communicator.rank)]
         self.ranks = next((mesh.ranks for mesh in computing), None)
         if len({frozenset(mesh.ranks) for mesh in computing}) > 1:
-            raise InputError(f"fully_shard: {' and '.join(p.name for p in computing.values())} are cut over different ranks.")
+            raise InputError(
+                f"fully_shard: {' and '.join(p.name for p in computing.values())} are cut over different ranks."
+            )
         # The ranks that have the same parameters, slices or not.
         self._holders = mesh.part([name for name in mesh.axis_names if name in {*names, *own}], communicator.rank)
 
@@ -102,9 +104,8 @@ class Axes:
         if self.shard is None and p.placement is None:
             return None
         dims = [()] * p.ndim if p.placement is None else p.placement.layout.axes_by_dim
-        further = (self._axis,) if self.shard else ()
-        cuts = [(*dims[0], *further), *dims[1:]]
-        return placement(Layout.of_mesh(self._holders)(*(axes or "None" for axes in cuts)), p.shape)
+        layout = Layout.of_mesh(self._holders)(*(axes or "None" for axes in dims))
+        return placement(layout.cut_slices(self._axis) if self.shard else layout, p.shape)
 
 
 def _rank_in(group: Group | None) -> int:

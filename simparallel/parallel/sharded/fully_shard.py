@@ -206,8 +206,8 @@ class FullySharded(Module):
         try:
             # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
             part = group.axes.part if is_outermost else random_state.given_part
-            with setting(random_state, given_part=part), self._running(), use.installed(group, use.tensors):
-                with group.axes.running():
+            with group.axes.running(), setting(random_state, given_part=part), self._running():
+                with use.installed(group, use.tensors):
                     y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1
