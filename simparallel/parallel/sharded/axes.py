@@ -99,6 +99,13 @@ class Axes:
         """Run ops on the ranks that compute with the same part of the batch, inside the block."""
         return nullcontext() if self.ranks is None else running_on(self.ranks)
 
+    def among(self, computed: Placement | None, axes: tuple[str, ...]) -> Group | None:
+        """Return the ranks with which this one computes, along axes of the layout of a parameter; None for no others."""
+        if computed is None or not axes:
+            return None
+        with self.running():
+            return sharder().groups.mine(computed.layout.mesh.groups(axes))
+
     def stored(self, p: Tensor) -> Placement | None:
         """Return the placement of a parameter of which each rank has its chunk of rows of what it computes with."""
         if self.shard is None and p.placement is None:

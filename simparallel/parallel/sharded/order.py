@@ -17,15 +17,17 @@ from simparallel.nn.hooks import is_reduced
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.summed import summed
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.operator.interpreter import sharder
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.group import ShardedGroup
 
 
 class _Reduction(NamedTuple):
-    """Gradients under way, in the backward pass that delivers them."""
+    """Gradients under way, in the backward pass that delivers them; `unfinished` as in `UseOrder.reduce`."""
 
     group: ShardedGroup
     numbers: tuple[int, ...]
+    unfinished: Mapping[int, tuple[str, ...]]
     work: Work
     backward: Backward
 
@@ -86,8 +88,21 @@ class UseOrder:
         if follower is not None:
             follower.gather_ahead()
 
-    def reduce(self, group: ShardedGroup, numbers: tuple[int, ...], by_rank: Array) -> None:
-        """Start to reduce the gradients of a group; deliver them at the latest at the end of backward."""
+    def end_backward(self) -> None:
+        """Note that a backward pass is over: the first group of another one follows none."""
+        self._last.pop("backward", None)
+
+    def reduce(
+        self, group: ShardedGroup, numbers: tuple[int, ...], by_rank: Array, unfinished: Mapping[int, tuple[str, ...]]
+    ) -> None:
+        """Start to reduce the gradients of a group; deliver them at the latest at the end of backward.
+
+        Args:
+            group: the group.
+            numbers: of the parameters with a gradient.
+            by_rank: their gradients.
+            unfinished: number of a parameter -> axes of its layout along which its gradient is still to be summed.
+        """
         running = running_backward()
         self._finish()
         if self._finishing is not running:
@@ -95,9 +110,9 @@ class UseOrder:
             self._finishing = running
             running.callbacks.append((BEFORE_OTHERS, self._end))
         if group.axes.is_alone:
-            self._deliver(group, numbers, by_rank, running)
+            self._deliver(group, numbers, unfinished, by_rank, running)
         else:
-            self._reductions.append(_Reduction(group, numbers, group.reduce(by_rank), running))
+            self._reductions.append(_Reduction(group, numbers, unfinished, group.reduce(by_rank), running))
 
     def _end(self) -> None:
         """Finish the last reduction."""
@@ -106,21 +121,35 @@ class UseOrder:
 
     def _finish(self) -> None:
         while self._reductions:
-            group, numbers, work, backward = self._reductions.pop()
+            group, numbers, unfinished, work, backward = self._reductions.pop()
             own = work.wait()
             # The pass that wanted them was left by an error.
             if backward.is_over:
                 continue
             among_replicas = group.reduce_replicas(own)
-            self._deliver(group, numbers, own if among_replicas is None else among_replicas.wait(), backward)
+            own = own if among_replicas is None else among_replicas.wait()
+            self._deliver(group, numbers, unfinished, own, backward)
 
-    def _deliver(self, group: ShardedGroup, numbers: tuple[int, ...], own: Array, backward: Backward) -> None:
+    def _deliver(
+        self,
+        group: ShardedGroup,
+        numbers: tuple[int, ...],
+        unfinished: Mapping[int, tuple[str, ...]],
+        own: Array,
+        backward: Backward,
+    ) -> None:
         own = own.astype(group.parameters[0].dtype, copy=False)
         recorder = current_recorder()
         if recorder is not None:
             recorder.memory.hold(own, GRADIENTS)
         for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
-            backward.deliver(group.parameters[i], gradient)
+            among = group.axes.among(group.computed[i], unfinished.get(i, ()))
+            if among is None:
+                backward.deliver(group.parameters[i], gradient)
+            else:
+                # With those of other groups, and of parameters that no group has.
+                with group.axes.running():
+                    sharder().sums.add(group.parameters[i], gradient, among)
 
     def _check_others(self, group: ShardedGroup) -> None:
         """Refuse an optimizer that also updates parameters whose gradients nobody reduces.

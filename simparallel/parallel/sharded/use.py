@@ -135,8 +135,7 @@ class Use:
             self._backward, self._num_left = running, self._num_kept
             if gathers := self._flat is None:
                 self._flat = self.group.gather(self._stored)
-            # If backward does not reach all ops of the forward pass.
-            running.callbacks.append((BEFORE_OTHERS, self.free))
+            running.callbacks.append((BEFORE_OTHERS, self._end_backward))
             self.order.begin(self.group, "backward", gathers)
         assert self._flat is not None
         return self._flat
@@ -158,6 +157,11 @@ class Use:
         if not self._num_left:
             self.free()
 
+    def _end_backward(self) -> None:
+        # It may not have reached all ops of the forward pass.
+        self.free()
+        self.order.end_backward()
+
     def free(self) -> None:
         """Free the whole parameters."""
         self._flat = None
@@ -173,9 +177,11 @@ class _WholeParameters(Reversible):
     """
 
     def __init__(self, use: Use, numbers: tuple[int, ...], syncs: bool) -> None:
-        self._use, self.numbers, self._syncs = use, numbers, syncs
+        self._use, self.numbers, self.syncs = use, numbers, syncs
         self.group, self.rows = use.group, use.group.rows_of(numbers)
         self.arrived: set[int] = set()
+        # Number of a parameter -> axes of its layout along which ops have left its gradient unfinished.
+        self.unfinished: dict[int, tuple[str, ...]] = {}
 
     def new_gradients(self, like: Array) -> Array:
         """Return an array of zeros, by rank, which peers can read in place."""
@@ -185,6 +191,7 @@ class _WholeParameters(Reversible):
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         group, arrived, self.arrived = self.group, self.arrived, set()
+        unfinished, self.unfinished = self.unfinished, {}
         if group.partial is not None:
             numbers, before, already = group.partial
             if numbers != self.numbers:
@@ -194,11 +201,11 @@ class _WholeParameters(Reversible):
                 )
             before += dy
             arrived, group.partial = arrived | already, None
-            if self._syncs and before.dtype != dy.dtype:
+            if self.syncs and before.dtype != dy.dtype:
                 dy[...] = before
             else:
                 dy = before
-        if not self._syncs:
+        if not self.syncs:
             group.partial = self.numbers, dy.astype(group.sum_dtype, copy=False), arrived
             observer_of(group.parameters[0]._device).memory.hold(group.partial[1], GRADIENTS)
         else:
@@ -210,7 +217,7 @@ class _WholeParameters(Reversible):
                     "requires_grad_(False) on those that stay fixed.",
                     names=unused,
                 )
-            self._use.order.reduce(group, self.numbers, dy)
+            self._use.order.reduce(group, self.numbers, dy, unfinished)
         return (None,) * len(self.numbers)
 
     def __repr__(self) -> str:
@@ -225,10 +232,17 @@ class _Part(Reversible):
     def __init__(self, gather: _WholeParameters, k: int) -> None:
         self._gather, self._k = gather, k
 
+    @property
+    def sums_result(self) -> bool:  # type: ignore[override]
+        # The group sums slices, once. Gradients that wait for further micro-batches are finished before.
+        return self._gather.syncs and self._gather.group.partial is None
+
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         by_rank = self._gather.new_gradients(dy) if ctx.accumulate_into is None else ctx.accumulate_into
         self._gather.rows.put(by_rank, self._k, dy)
         self._gather.arrived.add(self._k)
+        if axes := running_backward().unfinished.pop(id(ctx), ()):
+            self._gather.unfinished[self._gather.numbers[self._k]] = axes
         return (by_rank,)
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from itertools import product
 from math import inf, prod
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import simparallel as sp
+from simparallel.clock.recorder import current_recorder
 from simparallel.models import gpt
 from simparallel.parallel import Pipeline, fully_shard, implicit_replication
 
@@ -29,6 +31,7 @@ class Found(NamedTuple):
     norms: list[float]
     gradients: dict[str, Any]  # of the last step
     weights: dict[str, Any]
+    collectives: Counter[tuple[str, tuple[str, ...]]]  # (name, axes) of forward and backward of the last step
 
 
 def _network(width: int, vocabulary: int) -> Any:
@@ -62,7 +65,7 @@ def _alone(samples: int, width: int, vocabulary: int) -> Found:
         optimizer.step()
         losses.append(loss.item())
     named = list(network.named_parameters())
-    return Found(losses, norms, {n: p.grad.numpy() for n, p in named}, {n: p.numpy() for n, p in named})
+    return Found(losses, norms, {n: p.grad.numpy() for n, p in named}, {n: p.numpy() for n, p in named}, Counter())
 
 
 def _stages(count: int) -> list[list[str]]:
@@ -73,6 +76,12 @@ def _stages(count: int) -> list[list[str]]:
     stages[0][:0] = ["tokens", "positions"]
     stages[-1] += ["norm"] if count == 1 else ["norm", "tokens.weight"]
     return stages
+
+
+def _axes_of(mesh: Any, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the axes along which these ranks differ."""
+    places = [mesh.coordinate(rank) for rank in ranks]
+    return tuple(name for name, along in zip(AXES, zip(*places, strict=True), strict=True) if len(set(along)) > 1)
 
 
 def _train(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabulary: int) -> Found:
@@ -111,9 +120,17 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabula
 
     optimizer = sp.optim.Adam(parameters, 0.01)
     losses, norms = [], []
+    recorder, begin = current_recorder(), 0
+    assert recorder is not None
     for _ in range(STEPS):
         optimizer.zero_grad()
+        begin = len(recorder.events)
         losses.append(run().item())
+        counts = Counter(
+            (e.name, _axes_of(mesh, e.group))
+            for e in recorder.events[begin:]
+            if e.kind == "collective" and len(e.group) > 1
+        )
         norms.append(clip(0.5))
         optimizer.step()
 
@@ -121,7 +138,7 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabula
         with implicit_replication(mesh.group("tp", rank)):
             return x.full_tensor().numpy().copy()
 
-    return Found(losses, norms, {n: whole(p.grad) for n, p in named}, {n: whole(p) for n, p in named})
+    return Found(losses, norms, {n: whole(p.grad) for n, p in named}, {n: whole(p) for n, p in named}, counts)
 
 
 def _meshes() -> list[tuple[int, ...]]:
