@@ -10,25 +10,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from simparallel.autograd import Tensor
 from simparallel.comm import current
+from simparallel.layout.mesh import Mesh
+
+
+class Along(NamedTuple):
+    """Axes of a mesh along which a group sums gradients."""
+
+    mesh: Mesh
+    axes: tuple[str, ...]
 
 
 class Summed:
     """The parameters of this rank that groups have."""
 
     def __init__(self) -> None:
-        # id of a parameter -> the parameter, and the names of the axes along which its group sums.
-        self._axes: dict[int, tuple[weakref.ref[Tensor], tuple[str, ...]]] = {}
+        # id of a parameter -> the parameter, and where its group sums.
+        self._along: dict[int, tuple[weakref.ref[Tensor], Along]] = {}
 
-    def add(self, parameters: Iterable[Tensor], axes: tuple[str, ...]) -> None:
-        """Note that a group sums the gradients of these parameters along these axes."""
-        self._axes |= {id(p): (weakref.ref(p), axes) for p in parameters}
+    def add(self, parameters: Iterable[Tensor], along: Along) -> None:
+        """Note where a group sums the gradients of these parameters."""
+        self._along |= {id(p): (weakref.ref(p), along) for p in parameters}
 
-    def axes(self, parameter: Tensor) -> tuple[str, ...] | None:
+    def along(self, parameter: Tensor) -> Along | None:
         """Return the axes along which a group sums the gradient of a parameter; None if no group has it."""
-        found = self._axes.get(id(parameter))
+        found = self._along.get(id(parameter))
         return None if found is None or found[0]() is not parameter else found[1]
 
 

@@ -29,7 +29,7 @@ from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
-from simparallel.parallel.ddp.summed import summed
+from simparallel.parallel.ddp.summed import Along, summed
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.pipeline.action import read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
@@ -127,15 +127,9 @@ class Pipeline:
         # The number of this pipeline in the run, and of its calls so far: the tags of its messages contain both.
         self.number, self.calls = next(communicator.kept.setdefault(Pipeline, count())), 0
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
-        own = {axis for p in model.parameters() for axis in summed().axes(p) or ()}
-        unknown = sorted(own - set(place) | own & {PIPELINE})
-        if unknown:
-            raise InputError(
-                f"Pipeline: the model has groups of fully_shard along {unknown[0]!r}, and {mesh!r} has no such axis of "
-                "data parallelism; give both the same mesh."
-            )
+        self._along = self._found_groups()
         # Axes along which pipelines have different parts of the batch.
-        self._data = [axis for axis in mesh.axis_names if axis == DATA or axis in own]
+        self._data = [axis for axis in mesh.axis_names if axis == DATA or any(axis in axes for _, axes in self._along)]
         of_data = mesh.group(self._data, communicator.rank)
         self._rank, self.replica, self.replicas = place[PIPELINE], of_data.index(communicator.rank), len(of_data)
         # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
@@ -179,6 +173,19 @@ class Pipeline:
         self._group: Group | None = None
         self.losses: list[Tensor] = []
 
+    def _found_groups(self) -> set[Along]:
+        """Return where groups of `fully_shard` sum gradients of the model. Raise InputError if the mesh cannot have it."""
+        found = {along for p in self.model.parameters() if (along := summed().along(p)) is not None}
+        rank = self._communicator.rank
+        for mesh, axes in found:
+            is_known = PIPELINE not in axes and set(axes) <= set(self.mesh.axis_names)
+            if not is_known or mesh.group(axes, rank) != self.mesh.group(axes, rank):
+                raise InputError(
+                    f"Pipeline: parameters of the model were given to fully_shard along {axes!r} of {mesh!r}, and the "
+                    f"pipeline has {self.mesh!r}. Give both the same mesh, with an axis for each."
+                )
+        return found
+
     def _found_stages(
         self, example: tuple[Any, Any] | None, balance: Sequence[int] | None, memory_limit: str | int | None
     ) -> Sequence[Sequence[str]]:
@@ -201,7 +208,8 @@ class Pipeline:
         length = self.schedule.ranks
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
-            own, others = self._owners[id(parameter)], summed().axes(parameter) or ()
+            own, along = self._owners[id(parameter)], summed().along(parameter)
+            others = () if along is None else along.axes
             # The pipelines among which nobody else sums, one after the other.
             for column in self.mesh.groups([*(axis for axis in self._data if axis not in others), PIPELINE]):
                 ranks = tuple(rank for i, rank in enumerate(column) if i % length in own)
@@ -361,7 +369,12 @@ class Pipeline:
         return y if labels is None else self.loss_fn(y, labels)
 
     def check_used(self, used: dict[int, set[int]]) -> None:
-        """Raise InputError if code of the model uses a parameter in a stage that does not have it."""
+        """Raise InputError if code of the model uses a parameter in a stage that does not have it, or has new groups."""
+        if self._found_groups() != self._along:
+            raise InputError(
+                "Pipeline: fully_shard was called for parts of the model after the Pipeline was made, which then does not know that their "
+                "ranks have other samples. Call it before."
+            )
         for name, parameter in self.model.named_parameters():
             for stage in sorted(used.get(id(parameter), set()) - self._stages_of[id(parameter)]):
                 raise InputError(

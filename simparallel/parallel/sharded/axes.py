@@ -65,9 +65,8 @@ class Axes:
         own = [name for mesh in computing for name in self._checked(mesh, computing[mesh].name, communicator.rank)]
         self.ranks = next((mesh.ranks for mesh in computing), None)
         if len({frozenset(mesh.ranks) for mesh in computing}) > 1:
-            raise InputError(
-                f"fully_shard: {' and '.join(p.name for p in computing.values())} are cut over different ranks."
-            )
+            names_text = " and ".join(p.name for p in computing.values())
+            raise InputError(f"fully_shard: {names_text} are cut over different ranks; a group computes on the same.")
         # The ranks that have the same parameters, slices or not.
         self._holders = mesh.part([name for name in mesh.axis_names if name in {*names, *own}], communicator.rank)
 

@@ -128,9 +128,9 @@ def _places(module: Module) -> dict[Parameter, list[Place]]:
     for name, part in module.named_modules():
         inside = name and _is_in_group(module, name)
         for own, p in part._parameters.items():
-            if p is None or (inside and owned.axes(p) is not None):
+            if p is None or (inside and owned.along(p) is not None):
                 continue
-            if owned.axes(p) is not None:
+            if owned.along(p) is not None:
                 raise InputError(
                     f"fully_shard: {own} of {name or 'the module'} belongs to another group already; tied weights must "
                     "be in one group: call fully_shard for a module that contains all their uses, and not for a part."
@@ -206,9 +206,8 @@ class FullySharded(Module):
         try:
             # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
             part = group.axes.part if is_outermost else random_state.given_part
-            with group.axes.running(), setting(random_state, given_part=part), self._running():
-                with use.installed(group, use.tensors):
-                    y = run(*inputs, **kwargs)
+            with setting(random_state, given_part=part), self._running(), use.installed(group, use.tensors):
+                y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1
         # Backward begins where a recomputed part ends.

@@ -15,7 +15,7 @@ from simparallel.comm import Work, current
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.optim.optimizer import optimizers_of
-from simparallel.parallel.ddp.summed import summed
+from simparallel.parallel.ddp.summed import Along, summed
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
 from simparallel.parallel.operator.interpreter import sharder
 from simparallel.parallel.operator.op_call import mode
@@ -52,7 +52,7 @@ class UseOrder:
     def add(self, group: ShardedGroup) -> None:
         """Note a new group and its parameters."""
         self._groups.add(group)
-        summed().add(group.parameters, group.axes.names)
+        summed().add(group.parameters, Along(group.axes.mesh, group.axes.names))
 
     def syncs(self) -> dict[ShardedGroup, bool]:
         """Return which groups reduce the gradients of forward passes that begin now."""
@@ -160,7 +160,7 @@ class UseOrder:
         own: Sequence[Tensor] = group.parameters
         # A pipeline sums all other gradients.
         for optimizer in [] if group.axes.is_alone or mode.weighted else optimizers_of(own):
-            trained = [p for p in optimizer.parameters if p.requires_grad and summed().axes(p) is None]
+            trained = [p for p in optimizer.parameters if p.requires_grad and summed().along(p) is None]
             # Along the axes of a layout, ops sum.
             left = [p for p in trained if not (is_reduced(p) or _is_everywhere(p))]
             if left:

@@ -85,14 +85,15 @@ class Use:
     @staticmethod
     @contextmanager
     def installed(group: ShardedGroup, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Let the modules read these tensors in place of the parameters of a group, inside the block."""
+        """Let modules read these tensors in place of the parameters of a group, on its ranks, inside the block."""
         places = group.places
         before = [module._parameters[name] for own in places for module, name in own]
         for tensor, own in zip(tensors, places, strict=True):
             for module, name in own:
                 module._parameters[name] = tensor  # type: ignore[assignment]
         try:
-            yield
+            with group.axes.running():
+                yield
         finally:
             names = [place for own in places for place in own]
             for (module, name), parameter in zip(names, before, strict=True):
@@ -148,7 +149,7 @@ class Use:
             x = known()
             tensors.append(self._tensor(i, array) if x is None else x)
             tensors[-1]._data = array
-        with self.installed(self.group, tensors), self.order.syncing(syncs), self.group.axes.running():
+        with self.installed(self.group, tensors), self.order.syncing(syncs):
             yield
 
     def count(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 from itertools import product
-from math import inf, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -46,12 +46,6 @@ def _with_gradient() -> Any:
     return fully_shard(net)
 
 
-def _cut_already() -> Any:
-    net = mlp()
-    sp.parallel.distribute_module(net, sp.Layout((1,), ("tp",)))
-    return fully_shard(net)
-
-
 def _tied_between_groups() -> Any:
     net = sp.nn.Sequential(sp.nn.Linear(3, 3), sp.nn.Linear(3, 3))
     net[1].weight = net[0].weight
@@ -74,7 +68,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "two dtypes": _two_dtypes,
     "with state": _with_state,
     "with gradients": _with_gradient,
-    "cut already": _cut_already,
     "in a DDP": lambda: fully_shard(sp.parallel.DistributedDataParallel(mlp()).module),
     "mixed precision": lambda: fully_shard(sp.nn.auto_mixed_precision(mlp(), "O1")),
     "tied between groups": _tied_between_groups,
@@ -232,10 +225,39 @@ def test_automatic_parallelism_is_refused():
     _both(program)
 
 
-def test_wrapping_again_is_refused():
+@pytest.mark.parametrize("letters", ["SSS", "RPR"])
+def test_wrapping_again_is_refused(letters):
     def program() -> None:
         with refused(InputError):
-            sp.parallel.DistributedDataParallel(shard(mlp(), "SSS"))
+            sp.parallel.DistributedDataParallel(shard(mlp(), letters))
+
+    _both(program)
+
+
+@pytest.mark.parametrize("what", ["another mesh", "the axis of stages", "groups made later"])
+def test_groups_that_a_pipeline_cannot_have(what):
+    def program() -> None:
+        mesh, model = sp.Mesh((2, 1), ("pp", "shard")), mlp()
+        groups = {"another mesh": sp.Mesh((1, 2), ("pp", "shard")), "the axis of stages": mesh}.get(what)
+        if groups is not None:
+            fully_shard(model[0], groups, axis="pp" if groups is mesh else "shard")
+        with refused(InputError):
+            pipeline = sp.parallel.Pipeline(model, sp.nn.CrossEntropyLoss(), 2, mesh=mesh, balance=(3, 2))
+            fully_shard(model[0], mesh)
+            pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
+
+    _both(program)
+
+
+@pytest.mark.parametrize("axes", [("shard",), ("tp",), ("dp", "tp")])
+def test_parameters_that_are_cut_along_another_axis(axes):
+    """Ranks that share slices have the same part of the others: only axes of the mesh, besides the group's own, cut."""
+
+    def program() -> None:
+        layer = sp.nn.Linear(4, 6)
+        sp.distribute_module(layer, sp.Layout((2, 1)[: len(axes)], axes), {"weight": (axes, "None")})
+        with refused(InputError):
+            fully_shard(layer, sp.Mesh((1, 2), ("tp", "shard")))
 
     _both(program)
 
@@ -254,13 +276,13 @@ def test_errors_leave_the_parameters_in_place():
 
 def test_model_of_a_pipeline_is_refused():
     def program() -> None:
-        mesh = sp.Mesh((2, 1), ("pp", "shard"))
-        model = fully_shard(mlp(), sp.Mesh((1, 2), ("pp", "shard")))
+        mesh = sp.Mesh((2, 2), ("pp", "shard"))
+        model = fully_shard(mlp(), mesh)
         pipeline = sp.parallel.Pipeline(model, sp.nn.CrossEntropyLoss(), microbatches=2, mesh=mesh, balance=(3, 2))
         with refused(InputError):
             pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
 
-    _both(program)
+    sp.launch(program, world_size=4, transport="inline")
 
 
 class _Table(sp.nn.Module):
