@@ -130,8 +130,8 @@ class DistributedDataParallel(Module):
         named = list(module.named_parameters())
         if stored := [name for name, p in named if summed().along(p) is not None]:
             raise InputError(
-                f"DistributedDataParallel: {stored[0]} was given to fully_shard, which sums its gradient: use the model as "
-                "it is, with fully_shard for all of it; axis=('replicate', 'shard') also sums over replicas."
+                f"DistributedDataParallel: {stored[0]} was given to fully_shard, which sums its gradient: use the "
+                "model as it is; axis=('replicate', 'shard') also sums over replicas."
             )
         parameters = [p for _, p in named if p.requires_grad]
         # Frozen parameters are in no bucket; `forward` raises once they require gradients.

@@ -174,7 +174,7 @@ class Pipeline:
         self.losses: list[Tensor] = []
 
     def _found_groups(self) -> set[Along]:
-        """Return where groups of `fully_shard` sum gradients of the model. Raise InputError if the mesh cannot have it."""
+        """Return where groups of `fully_shard` sum gradients. Raise InputError for axes that the mesh cannot have."""
         found = {along for p in self.model.parameters() if (along := summed().along(p)) is not None}
         rank = self._communicator.rank
         for mesh, axes in found:
@@ -369,11 +369,11 @@ class Pipeline:
         return y if labels is None else self.loss_fn(y, labels)
 
     def check_used(self, used: dict[int, set[int]]) -> None:
-        """Raise InputError if code of the model uses a parameter in a stage that does not have it, or has new groups."""
+        """Raise InputError if code of the model uses a parameter in a stage without it, or for new groups."""
         if self._found_groups() != self._along:
             raise InputError(
-                "Pipeline: fully_shard was called for parts of the model after the Pipeline was made, which then does not know that their "
-                "ranks have other samples. Call it before."
+                "Pipeline: fully_shard was called for parts of the model after the Pipeline was made, which then does "
+                "not know that their ranks have other samples. Call it before."
             )
         for name, parameter in self.model.named_parameters():
             for stage in sorted(used.get(id(parameter), set()) - self._stages_of[id(parameter)]):

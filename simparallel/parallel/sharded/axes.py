@@ -55,18 +55,18 @@ class Axes:
                 f"{communicator.world_size} ranks of the run."
             )
         self.mesh, self.names, self._axis = mesh, names, names[-1]
-        cut, equal = ((names[-1],), names[:-1]) if shards else ((), names)
-        self.shard, self.replicas = self._group(cut), self._group(equal)
-        self.size = self.shard.size if self.shard else 1
-        self.rank = _rank_in(self.shard)
-        replicas = self.replicas.size if self.replicas else 1
-        self.part = _rank_in(self.replicas) * self.size + self.rank, replicas * self.size
         computing = {p.placement.layout.mesh: p for p in parameters if p.placement is not None}
         own = [name for mesh in computing for name in self._checked(mesh, computing[mesh].name, communicator.rank)]
         self.ranks = next((mesh.ranks for mesh in computing), None)
         if len({frozenset(mesh.ranks) for mesh in computing}) > 1:
             names_text = " and ".join(p.name for p in computing.values())
             raise InputError(f"fully_shard: {names_text} are cut over different ranks; a group computes on the same.")
+        cut, equal = ((names[-1],), names[:-1]) if shards else ((), names)
+        self.shard, self.replicas = self._group(cut), self._group(equal)
+        self.size = self.shard.size if self.shard else 1
+        self.rank = _rank_in(self.shard)
+        replicas = self.replicas.size if self.replicas else 1
+        self.part = _rank_in(self.replicas) * self.size + self.rank, replicas * self.size
         # The ranks that have the same parameters, slices or not.
         self._holders = mesh.part([name for name in mesh.axis_names if name in {*names, *own}], communicator.rank)
 
@@ -99,7 +99,7 @@ class Axes:
         return nullcontext() if self.ranks is None else running_on(self.ranks)
 
     def among(self, computed: Placement | None, axes: tuple[str, ...]) -> Group | None:
-        """Return the ranks with which this one computes, along axes of the layout of a parameter; None for no others."""
+        """Return the ranks that compute with this one, along axes of the layout of a parameter; None for no others."""
         if computed is None or not axes:
             return None
         with self.running():

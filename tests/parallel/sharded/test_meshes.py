@@ -17,13 +17,23 @@ from simparallel.models import gpt
 from simparallel.parallel import Pipeline, fully_shard, implicit_replication
 
 AXES = "pp", "dp", "shard", "tp"
-MOST_RANKS, LAYERS, HEADS, LENGTH, STEPS = 8, 8, 8, 3, 3
+MOST_RANKS, LENGTH, STEPS = 8, 3, 3
 CUTS: dict[str, Any] = {
     "*.up.weight": ("tp", "None"), "*.up.bias": ("tp",), "*.down.weight": ("None", "tp"),
     "*.out.weight": ("None", "tp"), "tokens.weight": ("tp", "None"),
 }  # fmt: skip
-# Sharded along "shard" alone, or replicated along "dp" by the group, too.
-LETTERS = ("SSS", "RPS", "RSS", "SSS")
+LETTERS = "SSS", "RPS", "RSS"
+
+
+class Kind(NamedTuple):
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+
+
+# Neither 8 nor 3 heads, nor 13 tokens can be cut evenly into 5, 6 or 7.
+EVEN, ODD = Kind(8, 8, 8, 13), Kind(2, 3, 15, 11)
 
 
 class Found(NamedTuple):
@@ -34,9 +44,9 @@ class Found(NamedTuple):
     collectives: Counter[tuple[str, tuple[str, ...]]]  # (name, axes) of forward and backward of the last step
 
 
-def _network(width: int, vocabulary: int) -> Any:
+def _network(kind: Kind) -> Any:
     sp.set_seed(5)
-    network = gpt(vocabulary, LENGTH, num_layers=LAYERS, num_heads=HEADS, width=width)
+    network = gpt(kind.vocabulary, LENGTH, num_layers=kind.layers, num_heads=kind.heads, width=kind.width)
     for p in network.parameters():
         p.data = p.data.astype(np.float64)
     return network
@@ -52,10 +62,10 @@ def _batch(samples: int, vocabulary: int) -> Any:
 
 
 @cache
-def _alone(samples: int, width: int, vocabulary: int) -> Found:
-    network = _network(width, vocabulary)
+def _alone(samples: int, kind: Kind) -> Found:
+    network = _network(kind)
     optimizer = sp.optim.Adam(network.parameters(), 0.01)
-    x, y = _batch(samples, vocabulary)
+    x, y = _batch(samples, kind.vocabulary)
     losses, norms = [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -68,13 +78,13 @@ def _alone(samples: int, width: int, vocabulary: int) -> Found:
     return Found(losses, norms, {n: p.grad.numpy() for n, p in named}, {n: p.numpy() for n, p in named}, Counter())
 
 
-def _stages(count: int) -> list[list[str]]:
-    """Return stages of as many blocks each, the first ones of one more; the last one also uses the token table."""
+def _stages(count: int, layers: int) -> list[list[str]]:
+    """Return stages of as many blocks each, or one more; the last one also uses the token table."""
     stages: list[list[str]] = [[] for _ in range(count)]
-    for i in range(LAYERS):
-        stages[i * count // LAYERS].append(f"blocks.{i}")
+    for i in range(layers):
+        stages[i * count // layers].append(f"blocks.{i}")
     stages[0][:0] = ["tokens", "positions"]
-    stages[-1] += ["norm"] if count == 1 else ["norm", "tokens.weight"]
+    stages[-1] += ["norm", "tokens.weight"]
     return stages
 
 
@@ -84,10 +94,10 @@ def _axes_of(mesh: Any, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(name for name, along in zip(AXES, zip(*places, strict=True), strict=True) if len(set(along)) > 1)
 
 
-def _train(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabulary: int) -> Found:
+def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found:
     mesh, rank = sp.Mesh(sizes, AXES), sp.get_rank()
     pp, dp, shard, tp = sizes
-    network: Any = _network(width, vocabulary)
+    network: Any = _network(kind)
     if tp > 1:
         sp.distribute_module(network, sp.Layout.of_mesh(mesh.part(("tp",), rank)), CUTS)
     settings: Any = dict(zip(("parameter", "gradient", "state"), letters, strict=False), mesh=mesh, axis=axis)
@@ -97,11 +107,11 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabula
         # Outside of a pipeline, one group has the rest.
         fully_shard(network.norm if pp > 1 else network, **settings)
     replicas = dp * shard
-    x, y = _batch(2 * replicas, vocabulary)
+    x, y = _batch(2 * replicas, kind.vocabulary)
     number = mesh.group(("dp", "shard"), rank).index(rank)
     x, y = x[2 * number : 2 * number + 2], y[2 * number : 2 * number + 2]
     if pp > 1:
-        pipeline = Pipeline(network, _loss, 2, mesh=mesh, stages=_stages(pp))
+        pipeline = Pipeline(network, _loss, 2, mesh=mesh, stages=_stages(pp, kind.layers))
         run, parameters = lambda: pipeline.step(x, y), pipeline.parameters()
         clip: Any = pipeline.clip_grad_norm_
         named = list(pipeline.named_parameters())
@@ -115,24 +125,24 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabula
             with implicit_replication(mesh.group("tp", rank)):
                 loss = _loss(network(x), sp.Tensor(y))
                 loss.backward()
-                mean = loss.full_tensor().data
-            return sp.Tensor(sp.all_reduce(mean.copy(), "mean"))
+                return loss.full_tensor()
 
     optimizer = sp.optim.Adam(parameters, 0.01)
     losses, norms = [], []
-    recorder, begin = current_recorder(), 0
+    recorder, counts = current_recorder(), Counter[Any]()
     assert recorder is not None
     for _ in range(STEPS):
         optimizer.zero_grad()
         begin = len(recorder.events)
-        losses.append(run().item())
-        counts = Counter(
-            (e.name, _axes_of(mesh, e.group))
-            for e in recorder.events[begin:]
-            if e.kind == "collective" and len(e.group) > 1
-        )
+        loss = run()
+        events = [e for e in recorder.events[begin:] if e.kind == "collective" and len(e.group) > 1]
+        counts = Counter((e.name, _axes_of(mesh, e.group)) for e in events)
+        losses.append(loss.item() if pp > 1 else sp.all_reduce(loss.data.copy(), "mean").item())
         norms.append(clip(0.5))
         optimizer.step()
+    if pp > 1:
+        # Of the loss, over all ranks.
+        counts -= Counter([("all_reduce", _axes_of(mesh, mesh.ranks))])
 
     def whole(x: Any) -> Any:
         with implicit_replication(mesh.group("tp", rank)):
@@ -141,17 +151,9 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabula
     return Found(losses, norms, {n: whole(p.grad) for n, p in named}, {n: whole(p) for n, p in named}, counts)
 
 
-def _meshes() -> list[tuple[int, ...]]:
-    return [sizes for sizes in product(range(1, MOST_RANKS + 1), repeat=4) if 1 < prod(sizes) <= MOST_RANKS]
-
-
-MESHES = _meshes()
-
-
-def _check(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabulary: int) -> None:
-    arguments = sizes, letters, axis, width, vocabulary
-    found = sp.launch(_train, arguments, world_size=prod(sizes), transport="inline")
-    expected = _alone(2 * sizes[1] * sizes[2], width, vocabulary)
+def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> None:
+    found = sp.launch(_train, (sizes, letters, axis, kind), world_size=prod(sizes), transport="inline")
+    expected = _alone(2 * sizes[1] * sizes[2], kind)
     names = set()
     for each in found:
         np.testing.assert_allclose(each.losses, expected.losses, rtol=1e-10)
@@ -159,12 +161,59 @@ def _check(sizes: tuple[int, ...], letters: str, axis: Any, width: int, vocabula
         names |= each.gradients.keys()
         for own, of_one in ((each.gradients, expected.gradients), (each.weights, expected.weights)):
             for name, value in own.items():
-                np.testing.assert_allclose(value, of_one[name], rtol=1e-8, atol=1e-12, err_msg=name)
+                np.testing.assert_allclose(value, of_one[name], rtol=1e-8, atol=1e-13, err_msg=name)
     assert names == expected.gradients.keys()
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=lambda sizes: "-".join(map(str, sizes)))
-def test_every_mesh_equals_one_rank(sizes):
+MESHES = [sizes for sizes in product(range(1, MOST_RANKS + 1), repeat=4) if 1 < prod(sizes) <= MOST_RANKS]
+SMALL = [sizes for sizes in MESHES if prod(sizes) <= 4]
+
+
+def _check_mesh(sizes: tuple[int, ...]) -> None:
     number = MESHES.index(sizes)
+    # In a pipeline a group sums along "dp", too, or leaves that to the pipeline.
     axis = ("dp", "shard") if number % 2 or sizes[0] == 1 else "shard"
-    _check(sizes, LETTERS[number % 4], axis, 8, 13)
+    _check(sizes, LETTERS[number % len(LETTERS)], axis, EVEN)
+    if sizes[0] == 1:
+        _check(sizes, LETTERS[(number + 1) % len(LETTERS)], axis, ODD)
+
+
+@pytest.mark.parametrize("sizes", SMALL, ids=str)
+def test_small_meshes_equal_one_rank(sizes):
+    _check_mesh(sizes)
+
+
+@pytest.mark.matrices
+def test_every_mesh_equals_one_rank(capsys):
+    for sizes in MESHES:
+        if sizes not in SMALL:
+            _check_mesh(sizes)
+    with capsys.disabled():
+        print(f" {len(MESHES)} meshes of {', '.join(AXES)} with 2 to {MOST_RANKS} ranks equal one rank", end=" ")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind"),
+    [((1, 1, 2, 2), ODD), pytest.param((2, 1, 2, 2), EVEN, marks=pytest.mark.matrices)],
+    ids=["shard-tp", "pp-shard-tp"],
+)
+def test_collectives_are_those_of_each_group(sizes, kind):
+    """Tensor parallelism needs as many as without data parallelism, and that as many as without tensor parallelism."""
+
+    def counts(sizes: tuple[int, ...]) -> Any:
+        found = sp.launch(_train, (sizes, "SSS", "shard", kind), world_size=prod(sizes), transport="inline")
+        return {sp.Mesh(sizes, AXES).coordinate(rank): each.collectives for rank, each in enumerate(found)}
+
+    pp, dp, shard, tp = sizes
+    both, of_data, of_stages = counts(sizes), counts((pp, dp, shard, 1)), counts((pp, 1, 1, tp))
+    for place, found in both.items():
+        data, stages = of_data[*place[:3], 0], of_stages[place[0], 0, 0, place[3]]
+        assert {key: n for key, n in found.items() if "tp" not in key[1]} == data
+        assert {key: n for key, n in found.items() if key[1] == ("tp",)} == {
+            k: n for k, n in stages.items() if k[1] == ("tp",)
+        }
+        if pp == 1:
+            assert data == {
+                ("all_gather", ("shard",)): 2 * kind.layers + 1,
+                ("reduce_scatter", ("shard",)): kind.layers + 1,
+            }
