@@ -196,7 +196,8 @@ class Pipeline:
         inputs, labels = tensors(example[0]), as_tensor(example[1])
         limit_bytes = inf if memory_limit is None else parse_bytes(memory_limit) / self.schedule.chunks
         limits = [(limit_bytes, self.schedule.live_of(stage)) for stage in range(self._length)]
-        return traced(self.model, lambda: self.run(labels, *inputs), partial(within, limits, balance))
+        with self.running():
+            return traced(self.model, lambda: self.run(labels, *inputs), partial(within, limits, balance))
 
     def _groups_of_owners(self) -> list[tuple[Group, list[Parameter]]]:
         """Return (group, parameters) for each group of ranks that shares parameters with this one.

@@ -21,7 +21,6 @@ from simparallel.errors import InputError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.amp import check_unchanged
-from simparallel.nn.deferred import placeholder
 from simparallel.nn.hooks import is_reduced
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
@@ -191,8 +190,7 @@ class FullySharded(Module):
             self._refuse()
         if interpreter is not None:
             # A stage of another rank: its ops read shapes alone.
-            shapes = [Tensor._result(placeholder(shape, group.dtype)) for shape in group.shapes]
-            with self._running(), Use.installed(group, shapes):
+            with self._running(), Use.installed(group, group.placeholders()):
                 return run(*inputs, **kwargs)
         is_outermost = not (now.depth or mode.weighted)
         reshards = not is_outermost if group.reshards is None else group.reshards

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simparallel import collectives
+from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tape import is_written_since
 from simparallel.backend import Array, get_namespace
@@ -24,10 +25,11 @@ from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Work, current
 from simparallel.errors import InputError
 from simparallel.nn import Module
-from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.nn.deferred import is_deferred, materialize, placeholder
 from simparallel.nn.parameter import Parameter
 from simparallel.parallel.ddp.buckets import empty_like
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
+from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
@@ -63,7 +65,7 @@ class ShardedGroup:
         parameters: the leaves.
         dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
             several micro-batches that are not reduced yet, the wider one of that and the parameters' dtype.
-        shapes: of the parameters; `computed`: their placements when ops read them, None where this rank has all of it.
+        computed: for each parameter its placement where ops read it, None if this rank then has all of it.
         kept: whole parameters that stay from step to step, by tensor; None if each use gathers its own.
         reshards: the whole parameters are freed after forward, and gathered again in backward; None until it is known
             whether this group is the outermost.
@@ -90,7 +92,7 @@ class ShardedGroup:
         # Whole parameters of the stored dtype contain the slices.
         self._holds_slices = letters.keeps_whole and self.dtype == self._stored_dtype
         self.kept: Array | None = None
-        self.shapes, self.computed = [p.shape for p in self.parameters], [p.placement for p in self.parameters]
+        self.computed = [p.placement for p in self.parameters]
         stored = [axes.stored(p) for p in self.parameters]
         self.rows = FlatRows([p._data.shape for p in self.parameters], axes.size)
         self.rows_of = lru_cache(maxsize=4)(self._rows_of)
@@ -169,6 +171,14 @@ class ShardedGroup:
                         "has. Write values by load_full_state_dict() or p.data = ..., and replace parameters before "
                         "fully_shard."
                     )
+
+    def placeholders(self) -> list[Tensor]:
+        """Return tensors without data in place of the whole parameters."""
+        arrays = [placeholder(shape, self.dtype) for shape in self.rows.shapes]
+        return [
+            Tensor._result(array, None, None, place, None if place is None else SHARDED)
+            for array, place in zip(arrays, self.computed, strict=True)
+        ]
 
     # --- gathering --------------------------------------------------------------------------------------
 
