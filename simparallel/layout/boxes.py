@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
@@ -46,8 +46,7 @@ def box_of(layout: Layout, rank: int, shape: tuple[int, ...]) -> Box:
 
 def boxes_of(layout: Layout, shape: tuple[int, ...]) -> dict[int, Box]:
     """Return the box of each rank."""
-    grid = enumerate(zip(shape, layout.cuts, strict=True))
-    spans = [[layout.span(dim, size, i) for i in range(cut)] for dim, (size, cut) in grid]
+    spans = layout.spans(shape)
     return {
         rank: tuple([parts[i] for parts, i in zip(spans, chunk, strict=True)])
         for rank, chunk in zip(layout.mesh.ranks, layout.all_chunks(), strict=True)
@@ -75,11 +74,11 @@ def within(box: Box, whole: Box) -> tuple[slice, ...]:
 
 
 class _Along(NamedTuple):
-    """The chunks under a box along one dim, the lengths of the box in them, and how often each length occurs."""
+    """The chunks under a box along one dim, the lengths of the box in them, and each length with its number."""
 
     chunks: Sequence[int]
     lengths: list[int]
-    counts: Counter[int]
+    counts: tuple[tuple[int, int], ...]
 
 
 class Moves:
@@ -95,12 +94,13 @@ class Moves:
     def __init__(self, source: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> None:
         self.source, self.needs, self.shape = source, needs, shape
         # For each dim the span of each chunk.
-        grid = enumerate(zip(shape, source.cuts, strict=True))
-        self._grid = [[source.span(dim, size, i) for i in range(cut)] for dim, (size, cut) in grid]
+        self._grid = source.spans(shape)
         self._holders: dict[Chunk, list[int]] = {}
         # Number of a rank among its replicas: its line.
         self._number: dict[int, int] = {}
         self._chunk: dict[int, Chunk] = {}
+        # Cache of `_counts`.
+        self._counts_of: dict[Any, Counter[int]] = {}
         # Cache of `_parts`: most boxes share their span along a dim with others.
         self._along: dict[tuple[int, int, int], _Along] = {}
         for rank, chunk in zip(source.mesh.ranks, source.all_chunks(), strict=True):
@@ -204,14 +204,20 @@ class Moves:
 
     def _counts(self, rank: int, need: Box) -> Counter[int]:
         """Count the parts that the rank receives from others, by their size in elements."""
-        # Lengths along one dim combine with all lengths along the others: multiply the distributions dim by dim, from
-        # the box of no dims, which has one element.
-        counts = Counter({1: 1})
-        for along in self._parts(need):
-            counts = _products(counts, along.counts)
-        # One of the parts is in the rank's own chunk and is not sent.
-        if own := self._own(rank, need):
-            counts[own] -= 1
+        own = self._own(rank, need)
+        # There are usually few different distributions of lengths, so cache the results.
+        key = own, *[along.counts for along in self._parts(need)]
+        counts = self._counts_of.get(key)
+        if counts is None:
+            # Lengths along one dim combine with all lengths along the others: multiply the distributions dim by dim,
+            # from the box of no dims, which has one element.
+            counts = Counter({1: 1})
+            for along in key[1:]:
+                counts = _products(counts, Counter(dict(along)))
+            # One of the parts is in the rank's own chunk and is not sent.
+            if own:
+                counts[own] -= 1
+            self._counts_of[key] = counts
         return counts
 
     def _own(self, rank: int, need: Box) -> int:
@@ -249,7 +255,8 @@ class Moves:
                 if 0 in lengths:
                     chunks = tuple([i for i, n in zip(chunks, lengths, strict=True) if n])
                     lengths = [n for n in lengths if n]
-                along = self._along[dim, start, stop] = _Along(chunks, lengths, Counter(lengths))
+                counts = ((lengths[0], 1),) if len(lengths) == 1 else tuple(Counter(lengths).items())
+                along = self._along[dim, start, stop] = _Along(chunks, lengths, counts)
             found.append(along)
         return found
 

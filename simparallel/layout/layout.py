@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -175,8 +175,12 @@ class Layout:
         ranks = "" if in_order else f", rank_list={list(self.rank_list)!r}"
         text = f"Layout({self.device_matrix!r}, {self.alias_name!r}{ranks})"
         if self.tensor_map is not None:
-            dims = ["None" if not axes else axes[0] if len(axes) == 1 else axes for axes in self.axes_by_dim]
-            text += f"({', '.join(map(repr, dims))})" + (f".nested({self.nested!r})" if self.nested else "")
+            outer = [[axis for axis in axes if axis not in self.nested] for axes in self.axes_by_dim]
+            dims = ["None" if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in outer]
+            text += f"({', '.join(map(repr, dims))})"
+            for axis in self.nested:
+                dim = next(dim for dim, axes in enumerate(self.axes_by_dim) if axis in axes)
+                text += f".cut_slices({axis!r}, {dim})"
         return text + (f".with_partial({self.partial!r})" if self.partial else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,8 +230,7 @@ class Layout:
         self._check_divides(shape, all_dims=False)
         if rank is not None:
             return tuple(part.stop - part.start for part in self.slices(rank, shape))
-        spans = [self.span(dim, size, 0) for dim, size in enumerate(shape)]
-        return tuple([stop - start for start, stop in spans])
+        return tuple([_nested_span(*each, 0)[1] for each in zip(shape, self.cuts, self._within, strict=True)])
 
     def check_divides(self, shape: tuple[int, ...]) -> None:
         """Raise LayoutError unless all slices of a tensor of global `shape` have the same size."""
@@ -272,16 +275,12 @@ class Layout:
         """
         self._check_divides(shape, all_dims=False)
         chunks = [self.chunk(rank, dim) for dim in range(len(shape))]
-        return tuple(
-            slice(*self.span(dim, size, chunk)) for dim, (size, chunk) in enumerate(zip(shape, chunks, strict=True))
-        )
+        parts = zip(shape, self.cuts, self._within, chunks, strict=True)
+        return tuple(slice(*_nested_span(*each)) for each in parts)
 
-    def span(self, dim: int, size: int, chunk: int) -> tuple[int, int]:
-        """Return where chunk number `chunk` of a dim of this size begins and ends."""
-        inner = self._within[dim]
-        start, stop = chunk_span(size, self.cuts[dim] // inner, chunk // inner)
-        first, last = chunk_span(stop - start, inner, chunk % inner)
-        return start + first, start + last
+    def spans(self, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
+        """Return where each chunk of each dim begins and ends."""
+        return [_spans(*each) for each in zip(shape, self.cuts, self._within, strict=True)]
 
     def pieces(self, rank: int, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], ...]:
         """Return the interleaved pieces of `slices`, in order; a single piece if no dim is interleaved."""
@@ -368,6 +367,20 @@ def chunk_span(size: int, cut: int, chunk: int) -> tuple[int, int]:
     """
     length = -(-size // cut)
     return min(chunk * length, size), min((chunk + 1) * length, size)
+
+
+def _nested_span(size: int, cut: int, inner: int, chunk: int) -> tuple[int, int]:
+    """Return the span of a chunk; of each of the `cut` / `inner` chunks of the dim there are `inner` smaller ones."""
+    if inner == 1:
+        return chunk_span(size, cut, chunk)
+    start, stop = chunk_span(size, cut // inner, chunk // inner)
+    first, last = chunk_span(stop - start, inner, chunk % inner)
+    return start + first, start + last
+
+
+@lru_cache(maxsize=1024)
+def _spans(size: int, cut: int, inner: int) -> tuple[tuple[int, int], ...]:
+    return tuple([_nested_span(size, cut, inner, chunk) for chunk in range(cut)])
 
 
 def _real(values: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...]:

@@ -43,10 +43,7 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
         cuts = layout.cuts
         # A picture has two directions: the last dim runs across, all others down.
         across, down = (cuts[-1] if cuts else 1), prod(cuts[:-1])
-        lengths = [
-            [stop - start for start, stop in (layout.span(dim, size, i) for i in range(cut))]
-            for dim, (size, cut) in enumerate(zip(shape, cuts, strict=True))
-        ]
+        lengths = [[stop - start for start, stop in spans] for spans in layout.spans(shape)]
         rows, columns = _bands(list(map(prod, product(*lengths[:-1])))), _bands(lengths[-1] if cuts else [1])
         holders: dict[tuple[int, ...], list[int]] = {chunk: [] for chunk in product(*map(range, cuts))}
         for rank in layout.rank_list:
