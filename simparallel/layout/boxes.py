@@ -206,14 +206,14 @@ class Moves:
         """Count the parts that the rank receives from others, by their size in elements."""
         own = self._own(rank, need)
         # There are usually few different distributions of lengths, so cache the results.
-        key = own, *[along.counts for along in self._parts(need)]
+        key = own, tuple([along.counts for along in self._parts(need)])
         counts = self._counts_of.get(key)
         if counts is None:
             # Lengths along one dim combine with all lengths along the others: multiply the distributions dim by dim,
             # from the box of no dims, which has one element.
             counts = Counter({1: 1})
-            for along in key[1:]:
-                counts = _products(counts, Counter(dict(along)))
+            for lengths in key[1]:
+                counts = _products(counts, Counter(dict(lengths)))
             # One of the parts is in the rank's own chunk and is not sent.
             if own:
                 counts[own] -= 1
