@@ -26,6 +26,7 @@ from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.ddp.summed import summed
+from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.group import Place, ShardedGroup
@@ -301,8 +302,13 @@ class FullySharded(Module):
 
         Collective: yes.
         """
-        saved = self._saved_tensors()
-        return {name: to_host((x if x.placement is None else x.full_tensor()).data).copy() for name, x in saved}
+        found = {}
+        for name, x in self._saved_tensors():
+            if x.placement is not None:
+                with running_on(x.placement.layout.mesh.ranks):
+                    x = x.full_tensor()
+            found[name] = to_host(x.data).copy()
+        return found
 
     def load_full_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
         """Load whole arrays, of which each rank takes its slices. Arguments and errors as `load_state_dict`."""

@@ -213,3 +213,44 @@ def test_collectives_are_those_of_each_group(sizes, kind):
                 ("all_gather", ("shard",)): 2 * kind.layers + 1,
                 ("reduce_scatter", ("shard",)): kind.layers + 1,
             }
+
+
+def _resumed(sizes: tuple[int, ...], folder: Any, restores: bool) -> dict[str, Any]:
+    """Train on the same batch on all ranks: save after two steps, or restore, and train one more."""
+    mesh, rank = sp.Mesh(sizes, AXES), sp.get_rank()
+    network: Any = _network(ODD)
+    if restores:
+        for p in network.parameters():
+            p.data[...] = 0
+    sp.distribute_module(network, sp.Layout.of_mesh(mesh.part(("tp",), rank)), network.cuts("tp"))
+    for part in (*network.blocks, network):
+        fully_shard(part, mesh, ("dp", "shard"))
+    optimizer, manager = sp.optim.Adam(network.parameters(), 0.01), sp.train.CheckpointManager(folder)
+    x, y = _batch(2, ODD.vocabulary)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with implicit_replication(mesh.group("tp", rank)):
+            _loss(network(x), sp.Tensor(y)).backward()
+        optimizer.step()
+
+    if restores:
+        manager.restore(model=network, optimizer=optimizer)
+    else:
+        step(), step()
+        manager.save(2, model=network, optimizer=optimizer)
+    step()
+    whole: dict[str, Any] = network.full_state_dict()
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"), [((1, 1, 2, 2), (1, 1, 1, 3)), ((1, 2, 1, 2), (1, 1, 2, 2)), ((1, 1, 1, 1), (1, 1, 2, 2))]
+)
+def test_checkpoints_go_from_mesh_to_mesh(tmp_path, saved, restored):
+    """Slices of slices are saved as parts of the whole tensors, and so is the state of the optimizer."""
+    expected = sp.launch(_resumed, (saved, tmp_path, False), world_size=prod(saved), transport="inline")[0]
+    for found in sp.launch(_resumed, (restored, tmp_path, True), world_size=prod(restored), transport="inline"):
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-14, err_msg=name)
