@@ -334,3 +334,18 @@ def test_only_floating_point_inputs_are_cast():
         assert model(np.ones((2, 3), np.float32), rows=np.array([1])).shape == (1, 2)
 
     _both(program)
+
+
+@pytest.mark.parametrize("letters", ["SSS", "RPR"])
+def test_group_of_a_table_that_another_stage_reads(letters):
+    """Code between the children of a pipeline reads a stored parameter; left whole, the pipeline sums its gradient."""
+
+    def program() -> None:
+        mesh, model = sp.Mesh((2, 2), ("pp", "shard")), gpt()
+        fully_shard(model.tokens, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+        stages = [["tokens", "positions", "blocks.0"], ["blocks.1", "norm", "tokens.weight"]]
+        pipeline = sp.parallel.Pipeline(model, lambda y, labels: y.sum(), 2, mesh=mesh, stages=stages)
+        with refused(InputError):
+            pipeline.step(np.zeros((2, 8), np.int64), np.zeros(2, np.int64))
+
+    sp.launch(program, world_size=4, transport="inline")
