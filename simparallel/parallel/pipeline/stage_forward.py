@@ -304,9 +304,9 @@ class StageForward(AbstractInterpreter):
             for leaf in _leaves([x]):
                 if summed().along(leaf) is not None:
                     raise InputError(
-                        f"Pipeline: code of the model uses {leaf.name} between its children, and a group of fully_shard "
-                        "has it, which gathers it for its child alone. Leave it out of groups: the Pipeline then sums its "
-                        "gradient, as for tied weights."
+                        f"Pipeline: code of the model uses {leaf.name} between its children, and a group of "
+                        "fully_shard has it, which gathers it for its child alone. Leave it out of groups: then the "
+                        "Pipeline sums its gradient, as for tied weights."
                     )
                 self.used.setdefault(id(leaf), set()).add(target)
         if source in (EVERYWHERE, target):
