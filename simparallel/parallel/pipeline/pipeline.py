@@ -149,6 +149,13 @@ class Pipeline:
         self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
         # Listed once, because steps read it often.
         self._named = [(name, p) for name, p in model.named_parameters() if self._rank in self._owners[id(p)]]
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.placement is None]
+        left = [name for name, p in trained if not (p.interpreter is not None and p.interpreter.reduces)]
+        if left and any(p.interpreter is not None and p.interpreter.reduces for p in model.parameters()):
+            raise InputError(
+                f"Pipeline: parts of the model were given to fully_shard, and {', '.join(left[:4])} are in none of them: "
+                "their gradients would be those of this rank's batch alone. Call fully_shard for all children."
+            )
         # Parameters made inside `no_init_parameters()` exist on the ranks of their stages alone.
         for parameter in self.parameters():
             if is_deferred(parameter):

@@ -23,7 +23,8 @@ class Axes:
     Attributes:
         size: number of slices; `rank`: the number of this rank's.
         part: which part of the batch this rank has, and how many there are.
-        shard, replicas: the ranks with which this one shares slices, and those with the same slice; None for no others.
+        shard, replicas, everyone: the ranks with which this one shares slices, those with the same slice, and all of
+            them; None for no others.
 
     Raises:
         InputError: an axis that the mesh lacks, or a mesh of other ranks.
@@ -47,9 +48,9 @@ class Axes:
                 f"fully_shard: {mesh!r} must have the axes {', '.join(map(repr, names))}, and all "
                 f"{communicator.world_size} ranks of the run."
             )
-        self.mesh, self._axis = mesh, names[-1]
+        self.mesh, self._names, self._axis = mesh, names, names[-1]
         cut, equal = ((names[-1],), names[:-1]) if shards else ((), names)
-        self.shard, self.replicas = self._group(cut), self._group(equal)
+        self.shard, self.replicas, self.everyone = self._group(cut), self._group(equal), self._group(names)
         self.size = self.shard.size if self.shard else 1
         self.rank = _rank_in(self.shard)
         replicas = self.replicas.size if self.replicas else 1
@@ -60,14 +61,13 @@ class Axes:
             return None
         return sharder().groups.mine(self.mesh.groups(names))
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this rank shares nothing with any other."""
-        return self.shard is None and self.replicas is None
-
     def placement(self, shape: tuple[int, ...]) -> Placement:
         """Return the placement of a tensor of which each rank has its chunk of rows."""
         return placement(Layout.of_mesh(self.mesh)(self._axis, *["None"] * (len(shape) - 1)), shape)
+
+    def partial(self, shape: tuple[int, ...]) -> Placement:
+        """Return the placement of a tensor of which each rank has an addend."""
+        return placement(Layout.of_mesh(self.mesh)(*["None"] * len(shape)).with_partial(self._names), shape)
 
 
 def _rank_in(group: Group | None) -> int:

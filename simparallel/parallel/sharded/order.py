@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -40,7 +40,8 @@ class UseOrder:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._last: dict[str, ShardedGroup] = {}
+        # The phase and the group of the last use.
+        self._last: tuple[str, weakref.ref[ShardedGroup]] | None = None
         self._reductions: list[_Reduction] = []
         self._finishing: Backward | None = None
         # id of a parameter -> the parameter of a group.
@@ -83,11 +84,14 @@ class UseOrder:
             gathers: this use needs the parameters; else they were there, and it is no use to gather them ahead.
         """
         # The first group of a pass through the outermost module follows none.
-        last = None if phase == "forward" and not self.depth else self._last.get(phase)
-        if last is not None and last is not group:
-            last.next[phase] = group if gathers else None
-        self._last = {phase: group}
-        follower = group.next.get(phase)
+        last = None if phase == "forward" and not self.depth else self._last
+        before = last[1]() if last is not None and last[0] == phase else None
+        if before is not None and before is not group:
+            before.next.pop(phase, None)
+            if gathers:
+                before.next[phase] = weakref.ref(group)
+        self._last = phase, weakref.ref(group)
+        follower = group.next[phase]() if phase in group.next else None
         if follower is not None:
             follower.gather_ahead()
 
@@ -96,10 +100,10 @@ class UseOrder:
         running = running_backward()
         self._finish()
         if self._finishing is not running:
-            self._check_others(group)
+            self._check_others(group, running)
             self._finishing = running
             running.callbacks.append((BEFORE_OTHERS, self._end))
-        if group.axes.is_alone:
+        if group.axes.everyone is None:
             self._deliver(group, numbers, by_rank, running)
         else:
             self._reductions.append(_Reduction(group, numbers, group.reduce(by_rank), running))
@@ -127,22 +131,21 @@ class UseOrder:
         for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
             backward.deliver(group.parameters[i], gradient)
 
-    def _check_others(self, group: ShardedGroup) -> None:
-        """Refuse an optimizer that also updates parameters whose gradients nobody reduces.
+    def _check_others(self, group: ShardedGroup, running: Backward) -> None:
+        """Refuse optimizers of parameters that the same loss depends on, and whose gradients nobody reduces.
 
         Raises:
             InputError: names them. Nothing was updated.
         """
-        own: Sequence[Tensor] = group.parameters
-        for optimizer in [] if group.axes.is_alone else optimizers_of(own):
+        for optimizer in optimizers_of():
             trained = [p for p in optimizer.parameters if p.requires_grad and p.placement is None]
-            left = [p for p in trained if not (self.has(p) or is_reduced(p))]
+            left = [p for p in trained if running.reaches(p) and not (self.has(p) or is_reduced(p))]
             if left:
                 names = ", ".join(p.name or f"a tensor of shape {p.shape}" for p in left[:4])
                 raise InputError(
-                    f"fully_shard: {type(optimizer).__name__} updates the parameters of {group.name}, and {names}, "
-                    "which no group has: their gradients would be those of this rank's batch alone. Call fully_shard "
-                    "for the whole model, too, after its parts."
+                    f"fully_shard: the loss depends on the parameters of {group.name}, and on {names}, which "
+                    f"{type(optimizer).__name__} updates and no group has: their gradients would be those of this "
+                    "rank's batch alone. Call fully_shard for the whole model, too, after its parts."
                 )
 
 

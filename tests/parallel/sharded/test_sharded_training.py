@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,61 @@ def test_one_rank_needs_no_collective():
     (found,) = run(1, gpt, "SSS", "adam")
     assert not found.collectives
     assert_same([found], run(1, gpt, "DDP", "adam"))
+
+
+def _norms() -> Any:
+    """Return a network whose batch norms have buffers, different ones on each rank."""
+    layers = [sp.nn.Linear(5, 7), sp.nn.BatchNorm1d(7), sp.nn.Linear(7, 9), sp.nn.BatchNorm1d(9), sp.nn.Linear(9, 3)]
+    for norm in layers[1::2]:
+        norm.running_mean.data[...] = sp.get_rank()
+    return sp.nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("letters", ["RPS", "SSS"])
+@pytest.mark.parametrize(("ranks", "settings"), [(3, {}), (4, {"mesh": sp.Mesh((2, 2), PAIR), "axis": PAIR})])
+def test_buffers_equal_ddp(letters, ranks, settings):
+    """Running statistics of the first rank, in the model and in what is saved."""
+    found, expected = run(ranks, _norms, letters, **settings), run(ranks, _norms, "DDP")
+    for each in found:
+        for name, value in expected[0].weights.items():
+            np.testing.assert_allclose(each.weights[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def _without_own(letters: str, drops: bool) -> Any:
+    """Train a model whose parameters are all in groups of children; with `drops`, give up a micro-batch first."""
+    sp.manual_seed(3)
+    model, draw = mlp(), np.random.default_rng(sp.get_rank())
+    if letters == "DDP":
+        run: Any = sp.parallel.DistributedDataParallel(model)
+    else:
+        where = dict(zip(("parameter", "gradient", "state"), letters, strict=True))
+        for layer in model[::2]:
+            sp.parallel.fully_shard(layer, **where)
+        run = sp.parallel.fully_shard(model, **where)
+    step = sp.optim.Adam(model.parameters(), lr=0.01)
+    for i in range(3):
+        for wait in (drops, True, False):
+            x, y = draw.standard_normal((4, 5)).astype(np.float32), draw.integers(0, 3, 4)
+            with run.no_sync() if wait else nullcontext():
+                loss = sp.functions.cross_entropy(run(x), y)
+            loss.backward()
+            if wait and drops:
+                step.zero_grad(set_to_none=i % 2 == 0)
+        step.step()
+        step.zero_grad()
+    return loss.item(), model.state_dict() if letters == "DDP" else run.full_state_dict()
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("letters", LETTERS)
+def test_root_without_parameters(letters, drops):
+    """And gradients that wait are in `.grad`, where an optimizer's `zero_grad()` drops them."""
+    found = sp.launch(_without_own, (letters, drops), world_size=3, transport="inline")
+    expected = sp.launch(_without_own, ("DDP", drops), world_size=3, transport="inline")
+    for (loss, weights), (ddp_loss, ddp_weights) in zip(found, expected, strict=True):
+        np.testing.assert_allclose(loss, ddp_loss, rtol=1e-5)
+        for name, value in ddp_weights.items():
+            np.testing.assert_allclose(weights[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def _of_other_values(letters: str, mesh: Any, axis: Any) -> Any:
