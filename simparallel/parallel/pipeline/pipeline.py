@@ -153,8 +153,8 @@ class Pipeline:
         left = [name for name, p in trained if not (p.interpreter is not None and p.interpreter.reduces)]
         if left and any(p.interpreter is not None and p.interpreter.reduces for p in model.parameters()):
             raise InputError(
-                f"Pipeline: parts of the model were given to fully_shard, and {', '.join(left[:4])} are in none of them: "
-                "their gradients would be those of this rank's batch alone. Call fully_shard for all children."
+                f"Pipeline: parts of the model were given to fully_shard, and {', '.join(left[:4])} are in none of "
+                "them: their gradients would be those of this rank's batch alone. Call fully_shard for all children."
             )
         # Parameters made inside `no_init_parameters()` exist on the ranks of their stages alone.
         for parameter in self.parameters():

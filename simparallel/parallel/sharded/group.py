@@ -91,8 +91,9 @@ class ShardedGroup:
         self._ahead: Gathering | None = None
         if not places:
             return
-        self.travel_dtype: Any = (precision and precision.travel_dtype) or self._stored_dtype
-        self.sum_dtype = np.promote_types(self._stored_dtype, self.travel_dtype)
+        stored = self.parameters[0].dtype
+        self.travel_dtype = (precision and precision.travel_dtype) or stored
+        self.sum_dtype = np.promote_types(stored, self.travel_dtype)
         # Whole parameters of the stored dtype contain the slices.
         self._holds_slices = letters.keeps_whole and not self.casts
         self.kept: Array | None = None

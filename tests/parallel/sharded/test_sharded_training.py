@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from sharded_programs import LETTERS, OPTIMIZERS, CheckpointInside, CheckpointOutside, Trained, gpt, mlp, shard, train
 
 import simparallel as sp
@@ -336,3 +337,71 @@ def test_pipelines_of_groups(letters, schedule):
     for found in sp.launch(_pipeline, (letters, (2, 2), schedule), world_size=4, transport="inline"):
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+# --- whole parameters on one rank each ----------------------------------------------------------------
+
+
+def _divided(optimizer: str, letters: str, saved: Any = None) -> Any:
+    """Train with DistributedDataParallel; return losses, the whole state, and the elements of this rank's state."""
+    sp.manual_seed(3)
+    model, draw = sp.parallel.DistributedDataParallel(mlp()), np.random.default_rng(sp.get_rank())
+    if letters == "ZeRO":
+        make = type(OPTIMIZERS[optimizer](mlp().parameters()))
+        settings = OPTIMIZERS[optimizer](mlp().parameters()).param_groups[0]
+        own = {name: settings[name] for name in ("lr", "momentum", "weight_decay") if name in settings}
+        step: Any = sp.parallel.ZeroRedundancyOptimizer(model.parameters(), make, **own)
+    else:
+        step = OPTIMIZERS[optimizer](model.parameters())
+    if saved is not None:
+        model.module.load_state_dict(saved[0])
+        step.load_state_dict(saved[1])
+    losses = []
+    for _ in range(3):
+        x, y = draw.standard_normal((4, 5)).astype(np.float32), draw.integers(0, 3, 4)
+        step.zero_grad()
+        loss = sp.functions.cross_entropy(model(x), y)
+        loss.backward()
+        step.step()
+        losses.append(loss.item())
+    if letters == "ZeRO":
+        if sp.get_world_size() > 1:
+            with pytest.raises(sp.errors.InputError, match="consolidate_state_dict"):
+                step.state_dict()
+        step.consolidate_state_dict(to=None)
+    arrays = [x for state in step.state.values() for x in state.values() if hasattr(x, "size")]
+    return losses, (model.module.state_dict(), step.state_dict()), sum(x.size for x in arrays)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_divided_optimizer_has_the_bits_of_the_whole(optimizer, ranks):
+    """On 8 ranks two have no parameter. A state that was collected is loaded on another number of ranks."""
+    runs = [sp.launch(_divided, (optimizer, kind), world_size=ranks, transport="inline") for kind in ("ZeRO", "DDP")]
+    sizes = [size for _, _, size in runs[0]]
+    assert sum(sizes) == runs[1][0][2]
+    assert max(sizes) <= sum(sizes) / ranks + 63 * 2
+    for (losses, (weights, state), _), (ddp_losses, (ddp_weights, ddp_state), _) in zip(*runs, strict=True):
+        assert losses == ddp_losses
+        for name, value in ddp_weights.items():
+            np.testing.assert_array_equal(weights[name], value)
+        assert state["state"].keys() == ddp_state["state"].keys()
+        for i, values in ddp_state["state"].items():
+            for name, value in values.items():
+                np.testing.assert_array_equal(state["state"][i][name], value)
+    again = [
+        sp.launch(_divided, (optimizer, kind, each[0][1]), world_size=2, transport="inline")
+        for kind, each in zip(("ZeRO", "DDP"), runs, strict=True)
+    ]
+    assert [losses for losses, _, _ in again[0]] == [losses for losses, _, _ in again[1]]
+
+
+def test_divided_optimizer_refuses_slices():
+    def program() -> None:
+        model = shard(mlp(), "SSS")
+        with refused(sp.errors.InputError):
+            sp.parallel.ZeroRedundancyOptimizer(model.parameters(), sp.optim.Adam)
+        with refused(sp.errors.InputError):
+            sp.parallel.ZeroRedundancyOptimizer(model.parameters(), "Adam")
+
+    sp.launch(program, world_size=2, transport="inline")
