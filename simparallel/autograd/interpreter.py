@@ -31,6 +31,10 @@ class AbstractInterpreter:
     position = 0
     writes_in_place = True
 
+    def data_of(self, x: Tensor) -> Array:
+        """Return the array of a parameter, to read and to write."""
+        return x._data
+
     def note_detached(self, x: Tensor, detached: Tensor) -> None:
         """Note that `detached` has the values of x, off the tape."""
 

@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from simparallel.autograd import Tensor
+from simparallel.backend import Array
 from simparallel.comm import Group, current
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh, shared_mesh
 from simparallel.layout.sharding import Placement, placement
 from simparallel.parallel.operator.interpreter import running_on, sharder
+from simparallel.parallel.operator.op_call import mode
 
 
 class Axes:
@@ -29,7 +31,8 @@ class Axes:
         ranks: those that compute with the same part of the batch, on slices of the parameters; None for this one alone.
         size: number of slices; `rank`: the number of this rank's.
         part: which part of the batch this rank has, and how many there are.
-        shard, replicas: the ranks with which this one shares slices, and those with the same slice; None for no others.
+        shard, replicas, everyone: the ranks with which this one shares slices, those with the same slice, and all of
+            them; None for no others.
 
     Raises:
         InputError: an axis that the mesh lacks, or a mesh of other ranks; parameters that are cut along no axis of it,
@@ -62,7 +65,7 @@ class Axes:
             names_text = " and ".join(p.name for p in computing.values())
             raise InputError(f"fully_shard: {names_text} are cut over different ranks; a group computes on the same.")
         cut, equal = ((names[-1],), names[:-1]) if shards else ((), names)
-        self.shard, self.replicas = self._group(cut), self._group(equal)
+        self.shard, self.replicas, self.everyone = self._group(cut), self._group(equal), self._group(names)
         self.size = self.shard.size if self.shard else 1
         self.rank = _rank_in(self.shard)
         replicas = self.replicas.size if self.replicas else 1
@@ -89,14 +92,13 @@ class Axes:
             return None
         return sharder().groups.mine(self.mesh.groups(names))
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this rank shares nothing with any other."""
-        return self.shard is None and self.replicas is None
-
     def running(self) -> AbstractContextManager[None]:
         """Run ops on the ranks that compute with the same part of the batch, inside the block."""
         return nullcontext() if self.ranks is None else running_on(self.ranks)
+
+    def addend(self, gradient: Array) -> Array:
+        """Return the addend of this part of the batch in a mean over all parts; weighted losses have a sum instead."""
+        return gradient * self.part[1] if mode.weighted and self.part[1] > 1 else gradient
 
     def among(self, computed: Placement | None, axes: tuple[str, ...]) -> Group | None:
         """Return the ranks that compute with this one, along axes of the layout of a parameter; None for no others."""
@@ -109,9 +111,16 @@ class Axes:
         """Return the placement of a parameter of which each rank has its chunk of rows of what it computes with."""
         if self.shard is None and p.placement is None:
             return None
-        dims = [()] * p.ndim if p.placement is None else p.placement.layout.axes_by_dim
-        layout = Layout.of_mesh(self._holders)(*(axes or "None" for axes in dims))
+        layout = self._layout(p.placement, p.ndim)
         return placement(layout.cut_slices(self._axis) if self.shard else layout, p.shape)
+
+    def partial(self, computed: Placement | None, shape: tuple[int, ...]) -> Placement:
+        """Return the placement of what a rank computes with, if each has an addend of it."""
+        return placement(self._layout(computed, len(shape)).with_partial(self.names), shape)
+
+    def _layout(self, computed: Placement | None, ndim: int) -> Layout:
+        dims = [()] * ndim if computed is None else computed.layout.axes_by_dim
+        return Layout.of_mesh(self._holders)(*(axes or "None" for axes in dims))
 
 
 def _rank_in(group: Group | None) -> int:

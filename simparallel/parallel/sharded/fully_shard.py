@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from simparallel.nn.hooks import is_reduced
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
+from simparallel.parallel.ddp.shared_buffers import SharedBuffers
 from simparallel.parallel.ddp.summed import summed
 from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.operator.op_call import mode
@@ -60,8 +61,9 @@ def fully_shard(
     their gradients. Tensors are cut into chunks of rows; on the wire the chunks are padded to one size.
 
     Args:
-        module: the same on every rank; ranks with equal slices take the values of the first of them. It becomes a
-            subclass of its class, with the methods of `FullySharded`.
+        module: the same on every rank; ranks with equal slices take the values of the first of them, and all take the
+            buffers of the first rank, before each forward as with `DistributedDataParallel`. It becomes a subclass of
+            its class, with the methods of `FullySharded`.
             Parameters that were made inside `no_init_parameters()` are drawn slice by slice.
         mesh: all ranks; None for one axis of all of them. Gradients are summed along the named axes alone: ranks that
             differ in another one, such as stages, have other parameters.
@@ -78,11 +80,11 @@ def fully_shard(
         The module.
 
     Raises:
-        InputError: letters that no training step can have, with the reason; a module without parameters of its own,
-            with a parameter of no dims, of several dtypes, cut already, with a gradient or the state of an optimizer;
-            parameters that a DistributedDataParallel reduces, or another group has. Nothing was changed. In backward:
-            an optimizer of this group also has parameters that nobody reduces. In forward: inside of AutoParallel, or
-            as the model of a Pipeline, whose stages are to be groups; a parameter was replaced, or has another dtype.
+        InputError: letters that no training step can have, with the reason; a module with a parameter of no dims, of
+            several dtypes, cut already, with a gradient or the state of an optimizer; parameters that a
+            DistributedDataParallel reduces, or another group has. Nothing was changed. In backward: an optimizer has
+            parameters that the loss depends on, and that nobody reduces. In forward: inside of AutoParallel, or as the
+            model of a Pipeline, whose stages are to be groups; a parameter was replaced, or has another dtype.
         UnusedParameterError: (in backward) only some parameters of the group got a gradient.
 
     Collective: yes, and so are forward and backward.
@@ -117,7 +119,10 @@ def fully_shard(
     order().add(group)
     own = type(module)
     module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__, "__doc__": own.__doc__})
-    module.__dict__["_sharded"] = group
+    module.__dict__["_sharded"], module.__dict__["_shared"] = group, None
+    if axes.everyone is not None:
+        module.__dict__["_shared"] = SharedBuffers(module, current(), axes.everyone, f"buffers of {name}")
+    module._share_buffers(True)
     return module
 
 
@@ -135,7 +140,7 @@ def _places(module: Module) -> dict[Parameter, list[Place]]:
                     f"fully_shard: {own} of {name or 'the module'} belongs to another group already; tied weights must "
                     "be in one group: call fully_shard for a module that contains all their uses, and not for a part."
                 )
-            found.setdefault(id(p), (p, []))[1].append((part, own))
+            found.setdefault(id(p), (p, []))[1].append((part._parameters, own))
     return dict(found.values())
 
 
@@ -151,8 +156,6 @@ def _check(module: Module, places: Mapping[Parameter, Any]) -> None:
     """Refuse a module whose parameters cannot be one group. Raises InputError."""
     who, name = "fully_shard", module._path or type(module).__name__
     check_unchanged(module, who)
-    if not places:
-        raise InputError(f"{who}: {name} has no parameters that are not in a group already.")
     dtypes = sorted({str(p.dtype) for p in places})
     if len(dtypes) > 1:
         raise InputError(f"{who}: {name} has parameters of {' and '.join(dtypes)}; a group has one dtype.")
@@ -179,13 +182,15 @@ class FullySharded(Module):
     """
 
     _sharded: ShardedGroup
+    # None on one rank.
+    _shared: SharedBuffers | None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         group, interpreter = self._sharded, grad_mode.interpreter
         run = super().forward
-        if self._is_running or (group.axes.is_alone and group.kept is group.flat):
-            with group.axes.running():
-                return run(*inputs, **kwargs)
+        # Without parameters of its own it takes no part in a pipeline, or in a plan.
+        if self._is_running or (interpreter is not None and not group.parameters):
+            return run(*inputs, **kwargs)
         now = order()
         if interpreter is not None and not interpreter.is_elsewhere:
             self._refuse()
@@ -195,23 +200,38 @@ class FullySharded(Module):
                 return run(*inputs, **kwargs)
         is_outermost = not (now.depth or mode.weighted)
         reshards = not is_outermost if group.reshards is None else group.reshards
-        if group.dtype != group.flat.dtype:
+        if group.casts:
             inputs, kwargs = change_each((inputs, kwargs), self._cast)
-        group.check_places()
-        use = Use(group, now)
-        # A part that is recomputed is followed by the one before it.
-        now.begin(group, "backward" if grad_mode.recomputing else "forward")
+        if not now.depth and not grad_mode.recomputing:
+            self._share_buffers(grad_mode.enabled and group.syncs)
+        use = None
+        if group.parameters:
+            group.check_places()
+            use = Use(group, now)
+            # A part that is recomputed is followed by the one before it.
+            now.begin(group, "backward" if grad_mode.recomputing else "forward")
         now.depth += 1
         try:
             # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
             part = group.axes.part if is_outermost else random_state.given_part
-            with setting(random_state, given_part=part), self._running(), use.installed(group, use.tensors):
+            installed = nullcontext() if use is None else use.installed(group, use.tensors)
+            with setting(random_state, given_part=part), self._running(), installed:
                 y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1
-        # Backward begins where a recomputed part ends.
-        use.end_forward(y, reshards and not grad_mode.recomputing)
+        if use is not None:
+            # Backward begins where a recomputed part ends.
+            use.end_forward(y, reshards and not grad_mode.recomputing)
         return y
+
+    def _share_buffers(self, will_reduce: bool) -> None:
+        """Copy the buffers of the first rank to all, if a forward pass may have changed them. Collective: yes, then."""
+        shared = self._shared
+        if shared is not None:
+            if shared.are_due and any(shared.registries):
+                shared.broadcast(self._sharded.axes.everyone.ranks[0])  # type: ignore[union-attr]
+            # As in DistributedDataParallel: only after a pass whose backward reduces.
+            shared.are_due = will_reduce
 
     def _cast(self, x: Any) -> Any:
         """Return a floating-point input in the dtype of the parameters."""
@@ -250,10 +270,8 @@ class FullySharded(Module):
     def no_sync(self) -> Iterator[None]:
         """Run micro-batches before the last one inside the block; the place of the forward pass decides.
 
-        Gradients "P" stay whole on each rank, and are reduced with those of the first backward after the block.
-        Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
-
-        To give up gradients that wait, call `zero_grad()` of this module: that of an optimizer does not reach them.
+        Gradients "P" wait in `.grad`, whole on each rank, and are reduced with those of the first backward after the
+        block. Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
         """
         groups = [(group, group.syncs) for group in self._groups()]
         for group, _ in groups:
@@ -279,12 +297,6 @@ class FullySharded(Module):
         for group in self._groups() if recurse else [self._sharded]:
             group.syncs = bool(requires_gradient_sync)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to None, or (False) fill them with zeros in place; drop those that are not reduced yet."""
-        super().zero_grad(set_to_none)
-        for group in self._groups():
-            group.partial = None
-
     # --- gathering ------------------------------------------------------------------------------------
 
     def unshard(self) -> None:
@@ -302,6 +314,7 @@ class FullySharded(Module):
 
         Collective: yes.
         """
+        self._share_buffers(False)
         found = {}
         for name, x in self._saved_tensors():
             if x.placement is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -44,7 +44,8 @@ class UseOrder:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._last: dict[str, ShardedGroup] = {}
+        # The phase and the group of the last use.
+        self._last: tuple[str, weakref.ref[ShardedGroup]] | None = None
         self._reductions: list[_Reduction] = []
         self._finishing: Backward | None = None
         self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
@@ -80,17 +81,21 @@ class UseOrder:
             gathers: this use needs the parameters; else they were there, and it is no use to gather them ahead.
         """
         # The first group of a pass through the outermost module follows none.
-        last = None if phase == "forward" and not self.depth else self._last.get(phase)
-        if last is not None and last is not group:
-            last.next[phase] = group if gathers else None
-        self._last = {phase: group}
-        follower = group.next.get(phase)
+        last = None if phase == "forward" and not self.depth else self._last
+        before = last[1]() if last is not None and last[0] == phase else None
+        if before is not None and before is not group:
+            before.next.pop(phase, None)
+            if gathers:
+                before.next[phase] = weakref.ref(group)
+        self._last = phase, weakref.ref(group)
+        follower = group.next[phase]() if phase in group.next else None
         if follower is not None:
             follower.gather_ahead()
 
     def end_backward(self) -> None:
         """Note that a backward pass is over: the first group of another one follows none."""
-        self._last.pop("backward", None)
+        if self._last is not None and self._last[0] == "backward":
+            self._last = None
 
     def reduce(
         self, group: ShardedGroup, numbers: tuple[int, ...], by_rank: Array, unfinished: Mapping[int, tuple[str, ...]]
@@ -106,10 +111,10 @@ class UseOrder:
         running = running_backward()
         self._finish()
         if self._finishing is not running:
-            self._check_others(group)
+            self._check_others(group, running)
             self._finishing = running
             running.callbacks.append((BEFORE_OTHERS, self._end))
-        if group.axes.is_alone:
+        if group.axes.everyone is None:
             self._deliver(group, numbers, unfinished, by_rank, running)
         else:
             self._reductions.append(_Reduction(group, numbers, unfinished, group.reduce(by_rank), running))
@@ -151,24 +156,23 @@ class UseOrder:
                 with group.axes.running():
                     sharder().sums.add(group.parameters[i], gradient, among)
 
-    def _check_others(self, group: ShardedGroup) -> None:
-        """Refuse an optimizer that also updates parameters whose gradients nobody reduces.
+    def _check_others(self, group: ShardedGroup, running: Backward) -> None:
+        """Refuse optimizers of parameters that the same loss depends on, and whose gradients nobody reduces.
 
         Raises:
             InputError: names them. Nothing was updated.
         """
-        own: Sequence[Tensor] = group.parameters
         # A pipeline sums all other gradients.
-        for optimizer in [] if group.axes.is_alone or mode.weighted else optimizers_of(own):
+        for optimizer in [] if mode.weighted else optimizers_of():
             trained = [p for p in optimizer.parameters if p.requires_grad and summed().along(p) is None]
             # Along the axes of a layout, ops sum.
-            left = [p for p in trained if not (is_reduced(p) or _is_everywhere(p))]
+            left = [p for p in trained if running.reaches(p) and not (is_reduced(p) or _is_everywhere(p))]
             if left:
                 names = ", ".join(p.name or f"a tensor of shape {p.shape}" for p in left[:4])
                 raise InputError(
-                    f"fully_shard: {type(optimizer).__name__} updates the parameters of {group.name}, and {names}, "
-                    "which no group has: their gradients would be those of this rank's batch alone. Call fully_shard "
-                    "for the whole model, too, after its parts."
+                    f"fully_shard: the loss depends on the parameters of {group.name}, and on {names}, which "
+                    f"{type(optimizer).__name__} updates and no group has: their gradients would be those of this "
+                    "rank's batch alone. Call fully_shard for the whole model, too, after its parts."
                 )
 
 

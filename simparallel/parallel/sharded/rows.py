@@ -10,6 +10,7 @@ collective needs equal parts, so on the wire, and there alone, each chunk is pad
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -81,3 +82,9 @@ class FlatRows:
         rows[:full] = flat[: full * chunk].reshape(full, chunk)
         if full < self.ranks:
             rows[full : full + 1, : flat.size - full * chunk] = flat[full * chunk :]
+
+
+@lru_cache(maxsize=4096)
+def flat_rows(shapes: tuple[Shape, ...], ranks: int) -> FlatRows:
+    """Return the places of these tensors' chunks."""
+    return FlatRows(shapes, ranks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +62,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a policy": lambda: fully_shard(mlp(), mp_policy="float16"),  # type: ignore[arg-type]
     "buffers": lambda: fully_shard(mlp(), mp_policy=sp.parallel.MixedPrecision(buffer_dtype="float16")),
     "twice": lambda: fully_shard(fully_shard(mlp())),
-    "no parameters": lambda: fully_shard(sp.nn.ReLU()),
     "an axis": lambda: fully_shard(mlp(), axis=3),
     "two axes": lambda: fully_shard(mlp(), axis=("replicate", "shard")),
     "a mesh": lambda: fully_shard(mlp(), sp.Mesh((1,), ("dp",))),
@@ -110,6 +111,13 @@ def test_root_outside_of_groups_is_refused():
     _both(program)
 
 
+class _Rule(sp.optim.SGD):
+    """A rule of a user, which writes into `param.data`."""
+
+    def update(self, param: Any, grad: Any, group: Any) -> None:
+        param.data[...] -= grad
+
+
 @pytest.mark.parametrize("letters", ["SSS", "RSS"])
 def test_gathered_parameters_are_never_stale(letters):
     """Parameters that were gathered ahead, or are kept whole, are gathered again after any write."""
@@ -120,9 +128,18 @@ def test_gathered_parameters_are_never_stale(letters):
         for value in (1.0, 2.0):
             model.unshard()
             for p in model.parameters():
-                p.data[...] = value
-                p.data = p.data  # the write is noted
+                # Nobody would see a write past the Tensor.
+                with pytest.raises(ValueError, match="read-only"):
+                    p.data[...] = value
+                sp.nn.init.constant_(p, value)
             assert model(x).tolist() == [[5 * value] * 3]
+        if letters == "SSS":
+            for p in model.parameters():
+                p.data[...] = 4.0
+            assert model(x).tolist() == [[20.0] * 3]
+        model(x).sum().backward()
+        _Rule(model.parameters(), lr=1).step()
+        assert model(x).tolist() == [[15.0 if letters == "SSS" else 5.0] * 3]
         for p in model.parameters():
             p.data = np.full(p.data.shape, 3.0, np.float32)
         assert model(x).tolist() == [[15.0] * 3]
@@ -283,6 +300,75 @@ def test_model_of_a_pipeline_is_refused():
             pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
 
     sp.launch(program, world_size=4, transport="inline")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("letters", ["RPR", "RSS", "SSS"])
+def test_whole_parameters_cannot_be_kept(letters, ranks):
+    class Cached(sp.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            self.__dict__["cache"] = self.weight
+            return super().forward(x)
+
+    def program() -> None:
+        model = shard(sp.nn.Sequential(sp.nn.Linear(4, 3), Cached(3, 3), sp.nn.Linear(3, 2)), letters)
+        model(np.ones((1, 4), np.float32)).sum().backward()
+        with refused(LayoutError):
+            model[1].cache * 2
+
+    sp.launch(program, world_size=ranks, transport="inline")
+
+
+def test_one_rank_is_as_strict_as_many():
+    model = gpt()
+    for block in model.blocks:
+        fully_shard(block)
+    step = sp.optim.Adam(model.parameters())
+    x = np.zeros((1, 8), np.int64)
+    with pytest.raises(InputError, match="no group has"):
+        model(x).sum().backward()
+    step.zero_grad()
+    fully_shard(model)
+    model(x).sum().backward()
+    with pytest.raises(LayoutError, match="only where the forward of its module"):
+        model.norm.weight * np.ones(8, np.float32)
+    with pytest.raises(InputError, match="AutoParallel"):
+        sp.parallel.AutoParallel(lambda x: model(x))(x)
+    model.norm.weight = sp.nn.Parameter(np.ones(8, np.float32))
+    with pytest.raises(InputError, match="was replaced"):
+        model(x)
+
+
+def test_steps_with_gradients_that_wait_are_refused():
+    def program() -> None:
+        model = shard(mlp(), "RPS")
+        step = sp.optim.Adam(model.parameters())
+        with model.no_sync():
+            loss = model(np.ones((2, 5), np.float32)).sum()
+        loss.backward()
+        with refused(InputError):
+            step.step()
+
+    _both(program)
+
+
+def test_discarded_models_are_freed():
+    """Without the garbage collector: nothing refers to a group in a circle, or after its last use."""
+
+    def program() -> None:
+        model = shard(mlp(), "SSS")
+        for _ in range(2):
+            model(np.ones((2, 5), np.float32)).sum().backward()
+        flats = [weakref.ref(part._sharded.flat) for part in model.modules() if hasattr(part, "_sharded")]
+        gc.collect()
+        gc.disable()
+        try:
+            del model
+            assert [flat() for flat in flats] == [None] * len(flats)
+        finally:
+            gc.enable()
+
+    sp.launch(program, world_size=2)
 
 
 class _Table(sp.nn.Module):
