@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from simparallel.autograd import Tensor
+from simparallel.backend import Array
 from simparallel.comm import Group, current
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh, shared_mesh
 from simparallel.layout.sharding import Placement, placement
 from simparallel.parallel.operator.interpreter import running_on, sharder
+from simparallel.parallel.operator.op_call import mode
 
 
 class Axes:
@@ -97,6 +99,10 @@ class Axes:
     def running(self) -> AbstractContextManager[None]:
         """Run ops on the ranks that compute with the same part of the batch, inside the block."""
         return nullcontext() if self.ranks is None else running_on(self.ranks)
+
+    def addend(self, gradient: Array) -> Array:
+        """Return the addend of this part of the batch in a mean over all parts; weighted losses have a sum instead."""
+        return gradient * self.part[1] if mode.weighted and self.part[1] > 1 else gradient
 
     def among(self, computed: Placement | None, axes: tuple[str, ...]) -> Group | None:
         """Return the ranks that compute with this one, along axes of the layout of a parameter; None for no others."""

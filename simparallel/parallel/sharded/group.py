@@ -30,7 +30,6 @@ from simparallel.nn.parameter import Parameter
 from simparallel.parallel.ddp.buckets import empty_like
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.operator.interpreter import SHARDED
-from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows
@@ -256,19 +255,18 @@ class ShardedGroup:
         return FlatRows([self.rows.shapes[i] for i in numbers], self.axes.size)
 
     def reduce(self, by_rank: Array) -> Work:
-        """Start to average gradients over the parts of the batch; the result of the work are those of this rank's rows.
+        """Start to average gradients over all ranks, and return the work; its result are the means of this rank's rows.
 
-        Those of weighted losses are summed. Collective: yes.
+        Collective: yes.
         """
-        op = "sum" if mode.weighted else "mean"
         with current().for_purpose(f"gradients of {self.name}"):
             if self.axes.shard is None:
-                return collectives.all_reduce(by_rank, op, self.axes.replicas, async_op=True)
-            return collectives.reduce_scatter(by_rank, 0, op, self.axes.shard, async_op=True)
+                return collectives.all_reduce(by_rank, "mean", self.axes.replicas, async_op=True)
+            return collectives.reduce_scatter(by_rank, 0, "mean", self.axes.shard, async_op=True)
 
     def reduce_replicas(self, own: Array) -> Work | None:
         """Start to average reduced rows over the ranks that have the same ones. Collective: yes."""
         if self.axes.shard is None or self.axes.replicas is None:
             return None
         with current().for_purpose(f"gradients of {self.name}"):
-            return collectives.all_reduce(own, "sum" if mode.weighted else "mean", self.axes.replicas, async_op=True)
+            return collectives.all_reduce(own, "mean", self.axes.replicas, async_op=True)

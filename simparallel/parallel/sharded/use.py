@@ -239,6 +239,7 @@ class _Part(Reversible):
         return self._gather.syncs and self._gather.group.partial is None
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        dy = self._gather.group.axes.addend(dy)
         by_rank = self._gather.new_gradients(dy) if ctx.accumulate_into is None else ctx.accumulate_into
         self._gather.rows.put(by_rank, self._k, dy)
         self._gather.arrived.add(self._k)
