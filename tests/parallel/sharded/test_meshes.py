@@ -149,8 +149,8 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
     return Found(losses, norms, gradients, {name: own_part(p, p.shape) for name, p in named}, counts)
 
 
-def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> None:
-    found = sp.launch(_train, (sizes, letters, axis, kind), world_size=prod(sizes), transport="inline")
+def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, transport: str = "inline") -> None:
+    found = sp.launch(_train, (sizes, letters, axis, kind), world_size=prod(sizes), transport=transport)
     expected = _alone(2 * sizes[1] * sizes[2], kind)
     covered = {name: np.zeros(value.shape, bool) for name, value in expected.gradients.items()}
     for each in found:
@@ -255,3 +255,23 @@ def test_checkpoints_go_from_mesh_to_mesh(tmp_path, saved, restored):
         assert found.keys() == expected.keys()
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-14, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 2, 2), pytest.param((2, 1, 2, 2), marks=pytest.mark.matrices)], ids=["shard-tp", "pp-shard-tp"]
+)
+def test_dry_run_of_a_mesh_has_the_same_events(sizes):
+    """Values that cross stages have layouts there by plans alone; ranks that are alike run once."""
+    arguments = sizes, "SSS", "shard", ODD
+    real = sp.launch(_train, arguments, world_size=prod(sizes), transport="inline", record="full")
+    dry = sp.dry_run(_train, arguments, world_size=prod(sizes))
+    found = [
+        sorted((e.rank, e.stream, e.name, e.kind, e.sim_start_ps, e.sim_end_ps, e.size_bytes) for e in run.trace.events)
+        for run in (real, dry)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.process
+def test_mesh_of_processes():
+    _check((1, 1, 2, 2), "SSS", "shard", ODD, "shm")
