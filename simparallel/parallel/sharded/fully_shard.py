@@ -59,9 +59,9 @@ def fully_shard(
     one call, without those of earlier calls, are a group: one all-gather before they are used, one reduce-scatter of
     their gradients. Tensors are cut into chunks of rows; on the wire the chunks are padded to one size.
 
-    Parameters may be cut before, over the ranks that compute with one part of the batch, as in tensor parallelism: a rank
-    then stores rows of its slice, and ops of the module run on these ranks. Run code around it, such as the loss, inside
-    of `implicit_replication(ranks)`.
+    Parameters may be cut before, over the ranks that compute with one part of the batch, as in tensor parallelism: a
+    rank then stores rows of its slice, and ops of the module run on these ranks. Run code around it, such as the loss,
+    inside of `implicit_replication(ranks)`.
 
     Args:
         module: the same on every rank; ranks with equal slices take the values of the first of them. It becomes a

@@ -98,7 +98,11 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
     if tp > 1:
         sp.distribute_module(network, sp.Layout.of_mesh(mesh.part(("tp",), rank)), network.cuts("tp"))
     settings: Any = dict(zip(("parameter", "gradient", "state"), letters, strict=False), mesh=mesh, axis=axis)
-    if letters:
+    if letters == "DDP":
+        groups = [sp.new_group(ranks) for ranks in mesh.groups(("dp", "shard"))]
+        own_group = next(group for group in groups if group.rank is not None)
+        network = sp.parallel.DistributedDataParallel(network, process_group=own_group)
+    elif letters:
         for block in network.blocks:
             fully_shard(block, **settings)
         # Outside of a pipeline, one group has the rest.
@@ -113,7 +117,8 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
         clip: Any = pipeline.clip_grad_norm_
         named = list(pipeline.named_parameters())
     else:
-        parameters, named = list(network.parameters()), list(network.named_parameters())
+        parameters = list(network.parameters())
+        named = [(name.removeprefix("module."), p) for name, p in network.named_parameters()]
 
         def clip(limit: float) -> float:
             return sp.optim.clip_grad_norm_(parameters, limit)
@@ -270,6 +275,12 @@ def test_dry_run_of_a_mesh_has_the_same_events(sizes):
         for run in (real, dry)
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1, 2), (1, 3, 1, 1)], ids=str)
+def test_data_parallelism_beside_cut_layers(sizes):
+    """`DistributedDataParallel` averages slices, and a norm counts the copies of each slice once."""
+    _check(sizes, "DDP", "shard", ODD)
 
 
 @pytest.mark.process
