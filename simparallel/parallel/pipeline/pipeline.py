@@ -61,11 +61,12 @@ class Pipeline:
         balance: for each stage its number of parts, in place of `stages`. Parts are the children of the model, and the
             entries of containers such as Sequential and ModuleList.
         chunks: stages of a rank, for looped schedules.
-        mesh: all ranks, with the axis "pp" along the pipeline. "dp" is the axis of data parallelism: of pipelines that
-            each get their own part of the batch, as in `DistributedDataParallel`. The ranks along all other axes run a
-            stage together: cut its parameters over `mesh.group(axes, rank)` with Layouts beforehand, as by
-            `distribute_module`. Tensors without a Layout count as replicated, and values go to other stages whole.
-            None for one pipeline of all ranks.
+        mesh: all ranks, with the axis "pp" along the pipeline. "dp" is an axis of data parallelism: of pipelines that
+            each get their own part of the batch, as in `DistributedDataParallel`; so are the axes along which
+            `fully_shard` was called for children that are stages, or parts of one. The ranks along all other axes run
+            a stage together: cut its parameters over `mesh.part(axes, rank)` with Layouts beforehand, as by
+            `distribute_module`. Tensors without a Layout count as replicated; values that are cut go to other stages in
+            slices. None for one pipeline of all ranks.
         example: inputs and labels of a micro-batch, with which the model is run once without data, to find the order
             of the calls, their times on the described device, and shared parameters.
         memory_limit: of a rank, in bytes or as "8GB"; needs `example`. The stages of a rank share it evenly, and each
@@ -75,13 +76,14 @@ class Pipeline:
 
     Attributes:
         schedule: what each rank of a pipeline does.
-        replica: number of this rank's pipeline along "dp"; `replicas`: their number.
+        replica: number of this rank's pipeline among those with other parts of the batch; `replicas`: their number.
         stages: for each stage the names of its children.
         losses: of the micro-batches of the last step that this rank computed, in the order of the batch.
 
     Raises:
         InputError: fewer children than stages; stages with an unknown name, or not every parameter; a mesh without
-            "pp", or not of all ranks; shared parameters under the schedule "pipedream".
+            "pp", or not of all ranks; groups of `fully_shard` over another mesh, or along "pp"; shared parameters under
+            the schedule "pipedream".
         ScheduleError: the schedule does not run, or is for another number of ranks.
 
     Collective: yes, all calls.
@@ -270,8 +272,9 @@ class Pipeline:
 
         Raises:
             ShapeError: fewer samples than micro-batches, or a different number of labels.
-            InputError: code of the model uses a parameter in a stage that does not name it, calls a child with a value
-                of a later stage, or no loss comes from the last stage. An optimizer is missing, or not needed.
+            InputError: code of the model uses a parameter in a stage that does not name it, or that a group of
+                `fully_shard` has, calls a child with a value of a later stage, or no loss comes from the last stage.
+                An optimizer is missing, or not needed.
             UnknownValueError: code of the model branches on a value of another stage.
         """
         if (optimizer is not None) != (self.schedule.name == PIPEDREAM):

@@ -60,13 +60,18 @@ def fully_shard(
     one call, without those of earlier calls, are a group: one all-gather before they are used, one reduce-scatter of
     their gradients. Tensors are cut into chunks of rows; on the wire the chunks are padded to one size.
 
+    Parameters may be cut before, over the ranks that compute with one part of the batch, as in tensor parallelism: a
+    rank then stores rows of its slice, and ops of the module run on these ranks. Run code around it, such as the loss,
+    inside of `implicit_replication(ranks)`.
+
     Args:
         module: the same on every rank; ranks with equal slices take the values of the first of them, and all take the
             buffers of the first rank, before each forward as with `DistributedDataParallel`. It becomes a subclass of
             its class, with the methods of `FullySharded`.
             Parameters that were made inside `no_init_parameters()` are drawn slice by slice.
         mesh: all ranks; None for one axis of all of them. Gradients are summed along the named axes alone: ranks that
-            differ in another one, such as stages, have other parameters.
+            differ in another one have other parameters, such as stages, or other slices of them. A parameter that is
+            cut has a Layout over `mesh.part(axes, rank)`.
         axis: name of the axis of slices. A pair such as ("replicate", "shard") is hybrid sharding: slices along the
             second axis, and equal ones along the first.
         parameter, gradient, state: the letters. With gradient "S" each micro-batch is reduced; with "P" those inside
@@ -81,7 +86,7 @@ def fully_shard(
 
     Raises:
         InputError: letters that no training step can have, with the reason; a module with a parameter of no dims, of
-            several dtypes, cut already, with a gradient or the state of an optimizer; parameters that a
+            several dtypes, cut along `axis`, with a gradient or the state of an optimizer; parameters that a
             DistributedDataParallel reduces, or another group has. Nothing was changed. In backward: an optimizer has
             parameters that the loss depends on, and that nobody reduces. In forward: inside of AutoParallel, or as the
             model of a Pipeline, whose stages are to be groups; a parameter was replaced, or has another dtype.

@@ -98,7 +98,11 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
     if tp > 1:
         sp.distribute_module(network, sp.Layout.of_mesh(mesh.part(("tp",), rank)), network.cuts("tp"))
     settings: Any = dict(zip(("parameter", "gradient", "state"), letters, strict=False), mesh=mesh, axis=axis)
-    if letters:
+    if letters == "DDP":
+        groups = [sp.new_group(ranks) for ranks in mesh.groups(("dp", "shard"))]
+        own_group = next(group for group in groups if group.rank is not None)
+        network = sp.parallel.DistributedDataParallel(network, process_group=own_group)
+    elif letters:
         for block in network.blocks:
             fully_shard(block, **settings)
         # Outside of a pipeline, one group has the rest.
@@ -113,7 +117,8 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
         clip: Any = pipeline.clip_grad_norm_
         named = list(pipeline.named_parameters())
     else:
-        parameters, named = list(network.parameters()), list(network.named_parameters())
+        parameters = list(network.parameters())
+        named = [(name.removeprefix("module."), p) for name, p in network.named_parameters()]
 
         def clip(limit: float) -> float:
             return sp.optim.clip_grad_norm_(parameters, limit)
@@ -149,8 +154,8 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
     return Found(losses, norms, gradients, {name: own_part(p, p.shape) for name, p in named}, counts)
 
 
-def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> None:
-    found = sp.launch(_train, (sizes, letters, axis, kind), world_size=prod(sizes), transport="inline")
+def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, transport: str = "inline") -> None:
+    found = sp.launch(_train, (sizes, letters, axis, kind), world_size=prod(sizes), transport=transport)
     expected = _alone(2 * sizes[1] * sizes[2], kind)
     covered = {name: np.zeros(value.shape, bool) for name, value in expected.gradients.items()}
     for each in found:
@@ -255,3 +260,29 @@ def test_checkpoints_go_from_mesh_to_mesh(tmp_path, saved, restored):
         assert found.keys() == expected.keys()
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-14, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 2, 2), pytest.param((2, 1, 2, 2), marks=pytest.mark.matrices)], ids=["shard-tp", "pp-shard-tp"]
+)
+def test_dry_run_of_a_mesh_has_the_same_events(sizes):
+    """Values that cross stages have layouts there by plans alone; ranks that are alike run once."""
+    arguments = sizes, "SSS", "shard", ODD
+    real = sp.launch(_train, arguments, world_size=prod(sizes), transport="inline", record="full")
+    dry = sp.dry_run(_train, arguments, world_size=prod(sizes))
+    found = [
+        sorted((e.rank, e.stream, e.name, e.kind, e.sim_start_ps, e.sim_end_ps, e.size_bytes) for e in run.trace.events)
+        for run in (real, dry)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1, 2), (1, 3, 1, 1)], ids=str)
+def test_data_parallelism_beside_cut_layers(sizes):
+    """`DistributedDataParallel` averages slices, and a norm counts the copies of each slice once."""
+    _check(sizes, "DDP", "shard", ODD)
+
+
+@pytest.mark.process
+def test_mesh_of_processes():
+    _check((1, 1, 2, 2), "SSS", "shard", ODD, "shm")
