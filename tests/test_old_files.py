@@ -139,7 +139,7 @@ def test_old_trace_is_read_whole(name: str, tmp_path: Path) -> None:
     assert holds(new, old)
 
 
-def test_old_trace_keeps_numbers_of_its_events(tmp_path: Path) -> None:
+def test_old_trace_keeps_numbers_of_its_events() -> None:
     """Bytes between ranks, totals of dropped events, memory, layers and the steps of a ring."""
     run, totals, dry, wall = (sp.Trace.load(FOLDER / f"trace_{name}.json") for name in ("run", "totals", "dry", "wall"))
     assert run.communication_matrix().tolist() == [[0, 170], [122, 0]]
@@ -151,8 +151,7 @@ def test_old_trace_keeps_numbers_of_its_events(tmp_path: Path) -> None:
     assert {len(event.live_bytes) for event in run.events} == {0, 6}
     # They are drawn without the categories that came later.
     assert "parameters" in run.memory().get_legend_handles_labels()[1]
-    run.save(tmp_path / "run.html")
-    assert '"categories": ["parameters"' in (tmp_path / "run.html").read_text("utf-8").replace('":["', '": ["')
+    assert "optimizer state" in run.html()
     assert {event.step_ps for event in wall.events} == {(), (3000040, 3000040)}
     assert {event.device for event in wall.events} == {0, 1}
 
