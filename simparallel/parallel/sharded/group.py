@@ -21,7 +21,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import is_written_since
 from simparallel.backend import Array, get_namespace
-from simparallel.clock.memory import BUFFERS, GRADIENTS, PARAMETERS
+from simparallel.clock.memory import BUFFERS, GATHERED, GRADIENTS, PARAMETERS
 from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.comm import Work, current
 from simparallel.errors import InputError
@@ -104,6 +104,8 @@ class ShardedGroup:
         self.rows = flat_rows(tuple(p._data.shape for p in self.parameters), axes.size)
         # The time at which all ranks' slices of a whole array were the present ones; None before the first.
         self._gathered_at: int | None = None
+        if axes.shard is not None:
+            axes.shard.transport.segment.need([axes.shard.ranks[rank] for rank in self.rows.uneven_ranks])
         self._store([p._data for p in self.parameters], self.rows.shapes)
         if axes.replicas is not None:
             # Reductions keep replicas equal, but do not make them so.
@@ -251,7 +253,7 @@ class ShardedGroup:
         if gathering.work is None:
             return gathering.by_rank
         gathering.work.wait()
-        flat = self._new_array(self.rows.size * self.axes.size, PARAMETERS) if flat is None else flat
+        flat = self._new_array(self.rows.size * self.axes.size, GATHERED) if flat is None else flat
         recorder = current_recorder()
         start_ns = 0 if recorder is None else recorder.now_ns()
         self.rows.to_tensors(gathering.by_rank, flat)

@@ -43,6 +43,12 @@ class FlatRows:
         """Return the rows of each tensor that a rank has: first, past the last."""
         return [chunk_span(shape[0], self.ranks, rank) for shape in self.shapes]
 
+    @property
+    def uneven_ranks(self) -> list[int]:
+        """The ranks next to which another one has another number of rows of a tensor."""
+        full = [shape[0] // -(-shape[0] // self.ranks) for shape in self.shapes if shape[0] % self.ranks]
+        return sorted({rank for count in full for rank in (count - 1, count, count + 1) if 0 <= rank < self.ranks})
+
     def own_chunks(self, segment: Array, rank: int) -> list[Array]:
         """Return the rank's chunk of each tensor, without padding, as views of its part of an array by rank."""
         return self._chunk_views(segment, self._starts, rank)
