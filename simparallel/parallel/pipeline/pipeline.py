@@ -23,6 +23,7 @@ from simparallel.errors import InputError, ScheduleError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.nn.hooks import is_reduced
 from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
@@ -150,8 +151,8 @@ class Pipeline:
         # Listed once, because steps read it often.
         self._named = [(name, p) for name, p in model.named_parameters() if self._rank in self._owners[id(p)]]
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.placement is None]
-        left = [name for name, p in trained if not (p.interpreter is not None and p.interpreter.reduces)]
-        if left and any(p.interpreter is not None and p.interpreter.reduces for p in model.parameters()):
+        left = [name for name, p in trained if not is_reduced(p)]
+        if left and any(map(is_reduced, model.parameters())):
             raise InputError(
                 f"Pipeline: parts of the model were given to fully_shard, and {', '.join(left[:4])} are in none of "
                 "them: their gradients would be those of this rank's batch alone. Call fully_shard for all children."

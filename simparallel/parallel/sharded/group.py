@@ -251,17 +251,14 @@ class ShardedGroup:
 
     # --- gradients --------------------------------------------------------------------------------------
 
-    def is_waiting(self, i: int) -> bool:
-        """Return whether parameter number `i` has a gradient in `.grad` that a reduction includes."""
-        grad = self.parameters[i]._grad
-        return grad is not None and (grad.placement is None or bool(grad.placement.layout.partial))
-
-    def take_waiting(self, i: int) -> Array:
-        """Return the gradient that waits in `.grad`, and set that to None."""
+    def take_waiting(self, i: int) -> Array | None:
+        """Return the gradient of parameter number `i` that waits in `.grad`, and set that to None; None without one."""
         p = self.parameters[i]
-        waiting, p._grad = p._grad, None
-        assert waiting is not None
-        return waiting._data
+        grad = p._grad
+        if grad is None or (grad.placement is not None and not grad.placement.layout.partial):
+            return None
+        p._grad = None
+        return grad._data
 
     def wait(self, i: int, gradient: Array) -> None:
         """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from simparallel.autograd import Backward, Tensor, running_backward
+from simparallel.autograd import Backward, running_backward
 from simparallel.backend import Array
 from simparallel.clock.memory import GRADIENTS
 from simparallel.clock.recorder import current_recorder
@@ -44,19 +44,11 @@ class UseOrder:
         self._last: tuple[str, weakref.ref[ShardedGroup]] | None = None
         self._reductions: list[_Reduction] = []
         self._finishing: Backward | None = None
-        # id of a parameter -> the parameter of a group.
-        self._grouped: dict[int, weakref.ref[Tensor]] = {}
         self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def add(self, group: ShardedGroup) -> None:
-        """Note a new group and its parameters."""
+        """Note a new group."""
         self._groups.add(group)
-        self._grouped |= {id(p): weakref.ref(p) for p in group.parameters}
-
-    def has(self, parameter: Tensor) -> bool:
-        """Return whether a parameter belongs to a group."""
-        found = self._grouped.get(id(parameter))
-        return found is not None and found() is parameter
 
     def syncs(self) -> dict[ShardedGroup, bool]:
         """Return which groups reduce the gradients of forward passes that begin now."""
@@ -139,7 +131,7 @@ class UseOrder:
         """
         for optimizer in optimizers_of():
             trained = [p for p in optimizer.parameters if p.requires_grad and p.placement is None]
-            left = [p for p in trained if running.reaches(p) and not (self.has(p) or is_reduced(p))]
+            left = [p for p in trained if running.reaches(p) and not is_reduced(p)]
             if left:
                 names = ", ".join(p.name or f"a tensor of shape {p.shape}" for p in left[:4])
                 raise InputError(
