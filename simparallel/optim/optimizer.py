@@ -458,13 +458,14 @@ class Optimizer:
                 f"expected {type(data).__name__} like the parameter."
             )
         if array.shape != data.shape:
-            if isinstance(grad, Tensor) and grad.placement is not None and grad.placement.layout.partial:
-                raise InputError(
-                    f"{self._name}: the gradient of {param.name or f'parameter {i}'} is the addend of this rank alone; "
-                    "let the backward of the last micro-batch reduce it, outside of no_sync()."
-                )
+            layout = getattr(grad, "layout", None)
+            told = (
+                " It is of this rank alone: reduce it by a backward outside of no_sync()."
+                if layout and layout.partial
+                else ""
+            )
             raise ShapeError(
-                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, expected {data.shape}."
+                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, expected {data.shape}.{told}"
             )
         if array.dtype != data.dtype and array.dtype != wider(data.dtype):
             raise DTypeError(

@@ -113,8 +113,6 @@ REFUSED_STATES: dict[str, Callable[[], Any]] = {
     "a list": lambda: fsdp.fully_shard([front.nn.Linear(2, 2)]),
     "output dtype": lambda: fsdp.MixedPrecisionPolicy(output_dtype=front.float32),
     "no cast": lambda: fsdp.MixedPrecisionPolicy(front.float16, cast_forward_inputs=False),
-    "a factor": lambda: fsdp.fully_shard(front.nn.Linear(2, 2)).set_gradient_divide_factor(2.0),
-    "no sum over replicas": lambda: fsdp.fully_shard(front.nn.Linear(2, 2)).set_requires_all_reduce(False),
     "ignored modules": lambda: fsdp.FullyShardedDataParallel(front.nn.Linear(2, 2), ignored_modules=[1]),
     "overlap": lambda: distributed_optim.ZeroRedundancyOptimizer(
         front.nn.Linear(2, 2).parameters(), front.optim.Adam, overlap_with_ddp=True
@@ -134,7 +132,8 @@ def test_names_of_sharded_states_are_found():
             getattr(front, name)
     module = fsdp.fully_shard(front.nn.Linear(2, 2))
     assert isinstance(module, fsdp.FSDPModule)
-    assert module.unshard(async_op=True).wait() is None
+    with pytest.raises(AttributeError, match="in the order of the last step"):
+        module.set_modules_to_forward_prefetch([])
 
 
 def test_spawn_refuses_to_return_early():

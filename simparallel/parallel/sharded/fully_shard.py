@@ -26,7 +26,6 @@ from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.ddp.shared_buffers import SharedBuffers
-from simparallel.parallel.ddp.summed import summed
 from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
@@ -133,14 +132,14 @@ def fully_shard(
 
 def _places(module: Module) -> dict[Parameter, list[Place]]:
     """Return the parameters of a module that no group has, each with all its places in the module."""
-    owned = summed()
     found: dict[int, tuple[Parameter, list[Place]]] = {}
     for name, part in module.named_modules():
         inside = name and _is_in_group(module, name)
         for own, p in part._parameters.items():
-            if p is None or (inside and owned.along(p) is not None):
+            is_owned = p is not None and p.interpreter is not None and p.interpreter.reduces
+            if p is None or (inside and is_owned):
                 continue
-            if owned.along(p) is not None:
+            if is_owned:
                 raise InputError(
                     f"fully_shard: {own} of {name or 'the module'} belongs to another group already; tied weights must "
                     "be in one group: call fully_shard for a module that contains all their uses, and not for a part."
@@ -189,6 +188,7 @@ class FullySharded(Module):
     _sharded: ShardedGroup
     # None on one rank.
     _shared: SharedBuffers | None
+    _is_running = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         group, interpreter = self._sharded, grad_mode.interpreter
@@ -201,7 +201,7 @@ class FullySharded(Module):
             self._refuse()
         if interpreter is not None:
             # A stage of another rank: its ops read shapes alone.
-            with self._running(), Use.installed(group, group.placeholders()):
+            with setting(self, _is_running=True), Use.installed(group, group.placeholders()):
                 return run(*inputs, **kwargs)
         is_outermost = not (now.depth or mode.weighted)
         reshards = not is_outermost if group.reshards is None else group.reshards
@@ -220,7 +220,7 @@ class FullySharded(Module):
             # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
             part = group.axes.part if is_outermost else random_state.given_part
             installed = nullcontext() if use is None else use.installed(group, use.tensors)
-            with setting(random_state, given_part=part), self._running(), installed:
+            with setting(random_state, given_part=part), setting(self, _is_running=True), installed:
                 y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1
@@ -253,18 +253,6 @@ class FullySharded(Module):
                 else ", and its forward runs in several stages: call fully_shard for the children that are stages."
             )
         )
-
-    @property
-    def _is_running(self) -> bool:
-        return self.__dict__.get("_depth", 0) > 0
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self.__dict__["_depth"] = self.__dict__.get("_depth", 0) + 1
-        try:
-            yield
-        finally:
-            self.__dict__["_depth"] -= 1
 
     # --- gradients ------------------------------------------------------------------------------------
 
@@ -331,20 +319,12 @@ class FullySharded(Module):
     def load_full_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
         """Load whole arrays, of which each rank takes its slices. Arguments and errors as `load_state_dict`."""
         own = dict(self._saved_tensors())
-        rank = current().rank
-        return self.load_state_dict({name: _slice_for(own.get(name), x, rank) for name, x in state.items()}, strict)
+        arrays = {name: x.data if isinstance(x, Tensor) else x for name, x in state.items()}
+        whole = [name for name, x in arrays.items() if name in own and getattr(x, "shape", None) == own[name].shape]
+        return self.load_state_dict(arrays | {name: own[name]._slice(name, arrays[name]) for name in whole}, strict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError(f"{self._sharded.name} is sharded and cannot be copied; copy the model before fully_shard.")
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self._sharded.name} is sharded and cannot be saved or sent; take its full_state_dict().")
-
-
-def _slice_for(parameter: Tensor | None, value: Any, rank: int) -> Any:
-    """Return the rank's slice of a whole value, if it is one of a sharded parameter."""
-    place = None if parameter is None else parameter.placement
-    array = value.data if isinstance(value, Tensor) else value
-    if place is None or getattr(array, "shape", None) != place.shape:
-        return value
-    return array[place.layout.slices(rank, place.shape)]

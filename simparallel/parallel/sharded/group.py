@@ -268,12 +268,13 @@ class ShardedGroup:
         grad = self.parameters[i]._grad
         return grad is not None and (grad.placement is None or bool(grad.placement.layout.partial))
 
-    def take_waiting(self, i: int) -> Array:
-        """Return the gradient that waits in `.grad`, and set that to None."""
+    def take_waiting(self, i: int) -> Array | None:
+        """Return the gradient of parameter number `i` that waits in `.grad`, and set that to None; None without one."""
+        if not self.is_waiting(i):
+            return None
         p = self.parameters[i]
-        waiting, p._grad = p._grad, None
-        assert waiting is not None
-        return waiting._data
+        grad, p._grad = p._grad, None
+        return None if grad is None else grad._data
 
     def wait(self, i: int, gradient: Array) -> None:
         """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there."""

@@ -51,7 +51,7 @@ class UseOrder:
         self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def add(self, group: ShardedGroup) -> None:
-        """Note a new group and its parameters."""
+        """Note a new group."""
         self._groups.add(group)
         summed().add(group.parameters, Along(group.axes.mesh, group.axes.names))
 
@@ -164,9 +164,9 @@ class UseOrder:
         """
         # A pipeline sums all other gradients.
         for optimizer in [] if mode.weighted else optimizers_of():
-            trained = [p for p in optimizer.parameters if p.requires_grad and summed().along(p) is None]
+            trained = [p for p in optimizer.parameters if p.requires_grad and running.reaches(p)]
             # Along the axes of a layout, ops sum.
-            left = [p for p in trained if running.reaches(p) and not (is_reduced(p) or _is_everywhere(p))]
+            left = [p for p in trained if not (is_reduced(p) or _is_everywhere(p))]
             if left:
                 names = ", ".join(p.name or f"a tensor of shape {p.shape}" for p in left[:4])
                 raise InputError(

@@ -21,6 +21,8 @@ from simparallel.parallel.operator.interpreter import ShardedInterpreter, runnin
 class _Stored(ShardedInterpreter):
     """Runs ops on stored parameters among themselves, such as a norm; refuses to combine them with activations."""
 
+    reduces = True
+
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the slices of this rank.
 
@@ -54,6 +56,8 @@ class _ReadOnly(_Stored):
 
 class _Whole(NamedInterpreter):
     """Runs ops on whole parameters among themselves; refuses to combine them with activations on the tape."""
+
+    reduces = True
 
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the arrays of its inputs; a result that is not a number has this interpreter, too.

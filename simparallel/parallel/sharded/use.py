@@ -202,8 +202,8 @@ class _WholeParameters(Reversible):
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         group, arrived, self.arrived = self.group, self.arrived, set()
         unfinished, self.unfinished = self.unfinished, {}
-        missing = [(k, i) for k, i in enumerate(self.numbers) if k not in arrived]
-        unused = [group.parameters[i].name for _, i in missing if not group.is_waiting(i)]
+        late = {k: group.take_waiting(i) for k, i in enumerate(self.numbers) if k not in arrived}
+        unused = [group.parameters[self.numbers[k]].name for k, waiting in late.items() if waiting is None]
         if unused:
             raise UnusedParameterError(
                 f"fully_shard, rank {current().rank}: no gradient reached {', '.join(unused)}, and other "
@@ -211,13 +211,13 @@ class _WholeParameters(Reversible):
                 "requires_grad_(False) on those that stay fixed.",
                 names=unused,
             )
-        if any(group.is_waiting(i) for i in range(len(group.parameters)) if i not in self.numbers):
+        if any(group.take_waiting(i) is not None for i in range(len(group.parameters)) if i not in self.numbers):
             raise InputError(
                 f"fully_shard: parameters of {group.name} were frozen or released since gradients were "
-                "accumulated without synchronisation; reduce these gradients first, or call zero_grad()."
+                "accumulated without synchronisation; reduce such gradients first. They were given up."
             )
-        for k, i in missing:
-            self.rows.put(dy, k, group.take_waiting(i))
+        for k, waiting in late.items():
+            self.rows.put(dy, k, waiting)
         self._use.order.reduce(group, self.numbers, dy, unfinished)
         return (None,) * len(self.numbers)
 
@@ -243,8 +243,8 @@ class _Part(Reversible):
         gather = self._gather
         group, i = gather.group, gather.numbers[self._k]
         dy = group.axes.addend(dy)
-        if group.is_waiting(i):
-            waiting = group.take_waiting(i)
+        waiting = group.take_waiting(i)
+        if waiting is not None:
             waiting += dy
             dy = waiting
         if not gather.syncs:

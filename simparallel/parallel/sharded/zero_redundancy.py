@@ -7,7 +7,6 @@ from typing import Any
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
-from simparallel.base.units import format_type_of
 from simparallel.comm import Group, current
 from simparallel.errors import InputError
 from simparallel.optim.optimizer import Optimizer
@@ -33,7 +32,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         owners: parameter -> position in the group of the rank that updates it.
 
     Raises:
-        InputError: not a class of optimizers, or a sharded parameter; and the errors of `optimizer_class`.
+        InputError: a sharded parameter; and the errors of `optimizer_class`.
 
     Collective: `step` and `consolidate_state_dict`.
     Cost: a step receives the parameters of the other ranks, beside 2 (P-1)/P for the reduction of gradients.
@@ -46,11 +45,6 @@ class ZeroRedundancyOptimizer(Optimizer):
     """
 
     def __new__(cls, params: Any, optimizer_class: Any, *args: Any, **settings: Any) -> ZeroRedundancyOptimizer:
-        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
-            raise InputError(
-                f"ZeroRedundancyOptimizer: optimizer_class is {format_type_of(optimizer_class)}, expected a class of "
-                "optimizers, such as optim.Adam."
-            )
         # In everything else it is an optimizer of this class.
         return object.__new__(type(cls.__name__, (cls, optimizer_class), {"__module__": cls.__module__}))
 
@@ -87,12 +81,8 @@ class ZeroRedundancyOptimizer(Optimizer):
         super()._step([g if self.owners[p] == rank else None for p, g in zip(params, grads, strict=True)])
         self._whole_state = None
         if self._group.size > 1:
-            sources = [self._group.ranks[self.owners[p]] for p in params]
-            with current().for_purpose("parameters of a ZeroRedundancyOptimizer"):
-                works = [
-                    collectives.broadcast(p, source, self._group, async_op=True)
-                    for p, source in zip(params, sources, strict=True)
-                ]
+            ranks, group = self._group.ranks, self._group
+            works = [collectives.broadcast(p, ranks[self.owners[p]], group, async_op=True) for p in params]
             for work in works:
                 work.wait()
 

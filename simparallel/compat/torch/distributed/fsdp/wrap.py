@@ -24,13 +24,6 @@ def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def lambda_auto_wrap_policy(
-    module: Module, recurse: bool, nonwrapped_numel: int, lambda_fn: Callable[[Module], bool]
-) -> bool:
-    """Return what the function says of a module."""
-    return recurse or lambda_fn(module)
-
-
 def transformer_auto_wrap_policy(
     module: Module, recurse: bool, nonwrapped_numel: int, transformer_layer_cls: Collection[type[Module]]
 ) -> bool:
@@ -45,13 +38,13 @@ def size_based_auto_wrap_policy(
     return nonwrapped_numel >= min_num_params
 
 
-def _parts(module: Module, policy: Callable[..., bool], is_root: bool = True) -> Iterator[Module]:
-    """Yield the groups inside of a module, children first."""
+def _parts(module: Module, policy: Callable[..., bool] | None, is_root: bool = True) -> Iterator[Module]:
+    """Yield the groups inside of a module, children first, and the root."""
     free = sum(int(p.size) for p in module.parameters())
-    if policy(module=module, recurse=True, nonwrapped_numel=free):
+    if policy is not None and policy(module=module, recurse=True, nonwrapped_numel=free):
         for child in module.children():
             for part in _parts(child, policy, False):
                 yield part
                 free -= sum(int(p.size) for p in part.parameters())
-    if not is_root and policy(module=module, recurse=False, nonwrapped_numel=free):
+    if is_root or (policy is not None and policy(module=module, recurse=False, nonwrapped_numel=free)):
         yield module

@@ -10,17 +10,10 @@ from simparallel.parallel import PostLocalSGDOptimizer
 
 
 class ZeroRedundancyOptimizer(parallel.ZeroRedundancyOptimizer):
-    """See `sp.parallel.ZeroRedundancyOptimizer`."""
+    """See `sp.parallel.ZeroRedundancyOptimizer`; `parameters_as_bucket_view` has no effect."""
 
-    def __init__(
-        self,
-        params: Any,
-        optimizer_class: Any,
-        process_group: Any = None,
-        parameters_as_bucket_view: bool = False,
-        overlap_with_ddp: bool = False,
-        **defaults: Any,
-    ) -> None:
-        unused("ZeroRedundancyOptimizer", parameters_as_bucket_view=parameters_as_bucket_view or None)
-        refuse("ZeroRedundancyOptimizer", "call step() after backward", overlap_with_ddp=overlap_with_ddp)
+    def __init__(self, params: Any, optimizer_class: Any, process_group: Any = None, **defaults: Any) -> None:
+        name = type(self).__name__
+        unused(name, parameters_as_bucket_view=defaults.pop("parameters_as_bucket_view", None))
+        refuse(name, "call step() after backward", overlap_with_ddp=defaults.pop("overlap_with_ddp", None))
         super().__init__(params, optimizer_class, process_group=process_group, **defaults)
