@@ -149,6 +149,9 @@ def test_old_trace_keeps_numbers_of_its_events() -> None:
     ]
     assert {event.layer for event in dry.events} == {"", "0", "1"}
     assert {len(event.live_bytes) for event in run.events} == {0, 6}
+    # They are drawn without the categories that came later.
+    assert "parameters" in run.memory().get_legend_handles_labels()[1]
+    assert run.html()
     assert {event.step_ps for event in wall.events} == {(), (3000040, 3000040)}
     assert {event.device for event in wall.events} == {0, 1}
 

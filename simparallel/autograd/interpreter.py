@@ -22,6 +22,7 @@ class AbstractInterpreter:
 
     Attributes:
         writes_in_place: `x += y` and `x[i] = y` may write into the memory of x.
+        reduces: it reduces the gradients of its parameters over the ranks.
         is_elsewhere: the code under way computes shapes alone, of a part that another rank runs.
         position: number of calls so far, for an interpreter that identifies calls by it; recomputing a part resets
             it to its value at the start of that part.
@@ -30,6 +31,11 @@ class AbstractInterpreter:
     is_elsewhere = False
     position = 0
     writes_in_place = True
+    reduces = False
+
+    def data_of(self, x: Tensor) -> Array:
+        """Return the array of a parameter, to read and to write."""
+        return x._data
 
     def note_detached(self, x: Tensor, detached: Tensor) -> None:
         """Note that `detached` has the values of x, off the tape."""

@@ -36,6 +36,7 @@ class Reversible:
         accumulates: it has one input, contributes to a part of its gradient, and uses `ctx.accumulate_into`.
         fills_grad_buffers: it uses `ctx.gradient` or `ctx.grad_buffers`.
         is_product: it is a product of its first two inputs: backward reads each only for the gradient of the other.
+        sums_result: it has one input, and sums the gradient of its result along the axes of `Backward.unfinished`.
         runs_modules: its backward runs code of modules again.
         consumed: what to say where backward arrives a second time.
     """
@@ -43,6 +44,7 @@ class Reversible:
     accumulates = False
     fills_grad_buffers = False
     is_product = False
+    sums_result = False
     runs_modules = False
     consumed = (
         "the graph behind {op!r} was consumed by an earlier backward; run the forward pass again, or pass "

@@ -15,8 +15,9 @@ from simparallel.backend import DRY_TYPES
 from simparallel.base.units import format_bytes
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, TENSORS = CATEGORIES = (
-    "parameters", "gradients", "optimizer state", "activations", "buffers", "tensors",
+# Traces have them by position: new ones come last. Parameters that are stored in slices are "gathered" for their uses.
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, TENSORS, GATHERED = CATEGORIES = (
+    "parameters", "gradients", "optimizer state", "activations", "buffers", "tensors", "gathered",
 )  # fmt: skip
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 

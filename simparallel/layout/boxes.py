@@ -13,14 +13,16 @@ receives, need no list of all transfers, which has a million entries for an all-
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from simparallel.layout.layout import Layout, chunk_span
+from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
 
 # (start, stop) of every dim.
@@ -44,7 +46,7 @@ def box_of(layout: Layout, rank: int, shape: tuple[int, ...]) -> Box:
 
 def boxes_of(layout: Layout, shape: tuple[int, ...]) -> dict[int, Box]:
     """Return the box of each rank."""
-    spans = [[chunk_span(size, cut, i) for i in range(cut)] for size, cut in zip(shape, layout.cuts, strict=True)]
+    spans = layout.spans(shape)
     return {
         rank: tuple([parts[i] for parts, i in zip(spans, chunk, strict=True)])
         for rank, chunk in zip(layout.mesh.ranks, layout.all_chunks(), strict=True)
@@ -71,6 +73,14 @@ def within(box: Box, whole: Box) -> tuple[slice, ...]:
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, whole, strict=True))
 
 
+class _Along(NamedTuple):
+    """The chunks under a box along one dim, the lengths of the box in them, and each length with its number."""
+
+    chunks: Sequence[int]
+    lengths: list[int]
+    counts: tuple[tuple[int, int], ...]
+
+
 class Moves:
     """The transfers that give each rank the box it needs.
 
@@ -83,14 +93,16 @@ class Moves:
 
     def __init__(self, source: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> None:
         self.source, self.needs, self.shape = source, needs, shape
-        # Shape of every box but the last ones along a dim.
-        self.cut = source.local_shape(shape)
+        # For each dim the span of each chunk.
+        self._grid = source.spans(shape)
         self._holders: dict[Chunk, list[int]] = {}
         # Number of a rank among its replicas: its line.
         self._number: dict[int, int] = {}
         self._chunk: dict[int, Chunk] = {}
         # Cache of `_counts`.
-        self._counts_of: dict[tuple[Box, int], Counter[int]] = {}
+        self._counts_of: dict[Any, Counter[int]] = {}
+        # Cache of `_parts`: most boxes share their span along a dim with others.
+        self._along: dict[tuple[int, int, int], _Along] = {}
         for rank, chunk in zip(source.mesh.ranks, source.all_chunks(), strict=True):
             holders = self._holders.setdefault(chunk, [])
             self._chunk[rank], self._number[rank] = chunk, len(holders)
@@ -103,7 +115,7 @@ class Moves:
     @property
     def num_elements(self) -> int:
         """Number of elements in the box of a rank of the source, the largest number where they differ."""
-        return prod(self.cut)
+        return prod(self.source.local_shape(self.shape))
 
     def have(self, rank: int) -> Box | None:
         """Return the box that the rank holds; None for a rank outside of the source."""
@@ -139,11 +151,7 @@ class Moves:
             if not self.received[rank]:
                 continue
             number = self._number[rank]
-            # Along each dim: the chunks under the box, and how long the box is in each.
-            parts = [
-                [(i, min(stop, (i + 1) * size) - max(start, i * size)) for i in span]
-                for (start, stop), size, span in zip(need, self.cut, self._spans(need), strict=True)
-            ]
+            parts = [zip(along.chunks, along.lengths, strict=True) for along in self._parts(need)]
             # The part in a chunk is a box: the product of its lengths.
             for part in product(*parts):
                 source = self._holders[tuple([i for i, _ in part])][number]
@@ -169,7 +177,7 @@ class Moves:
 
         seen = set()
         for rank, need in self.needs.items():
-            spans, number = self._spans(need), self._number[rank]
+            spans, number = tuple([along.chunks for along in self._parts(need)]), self._number[rank]
             if not self.num_sources(rank):
                 continue
             first = self._holders[tuple(span[0] for span in spans)][number]
@@ -196,27 +204,20 @@ class Moves:
 
     def _counts(self, rank: int, need: Box) -> Counter[int]:
         """Count the parts that the rank receives from others, by their size in elements."""
-        # The counts depend only on the own part and on the offset and the size of the box in the grid. There are
-        # usually few different ones, so cache them.
         own = self._own(rank, need)
-        position = tuple(
-            [_offset_and_length(start, stop, size) for (start, stop), size in zip(need, self.cut, strict=True)]
-        )
-        counts = self._counts_of.get((position, own))
+        # There are usually few different distributions of lengths, so cache the results.
+        key = own, tuple([along.counts for along in self._parts(need)])
+        counts = self._counts_of.get(key)
         if counts is None:
             # Lengths along one dim combine with all lengths along the others: multiply the distributions dim by dim,
             # from the box of no dims, which has one element.
             counts = Counter({1: 1})
-            for (start, stop), size, span in zip(need, self.cut, self._spans(need), strict=True):
-                lengths = Counter(min(stop, (i + 1) * size) - max(start, i * size) for i in _ends(span))
-                # Chunks between the first and the last are needed whole.
-                if len(span) > 2:
-                    lengths[size] += len(span) - 2
-                counts = _products(counts, lengths)
+            for lengths in key[1]:
+                counts = _products(counts, Counter(dict(lengths)))
             # One of the parts is in the rank's own chunk and is not sent.
             if own:
                 counts[own] -= 1
-            self._counts_of[position, own] = counts
+            self._counts_of[key] = counts
         return counts
 
     def _own(self, rank: int, need: Box) -> int:
@@ -225,8 +226,8 @@ class Moves:
         if chunk is None:
             return 0
         count = 1
-        for (start, stop), size, i in zip(need, self.cut, chunk, strict=True):
-            count *= max(0, min(stop, (i + 1) * size) - max(start, i * size))
+        for (start, stop), spans, i in zip(need, self._grid, chunk, strict=True):
+            count *= max(0, min(stop, spans[i][1]) - max(start, spans[i][0]))
         return count
 
     def _incoming(self, rank: int) -> list[Transfer]:
@@ -236,30 +237,31 @@ class Moves:
         number = self._number[rank]
         return [
             Transfer(self._holders[chunk][number], rank, intersection(need, self._box(chunk)))
-            for chunk in product(*self._spans(need))
+            for chunk in product(*(along.chunks for along in self._parts(need)))
         ]
 
-    def _spans(self, need: Box) -> tuple[range, ...]:
-        """Return, for each dim, the range of chunks under the box."""
-        return tuple(
-            range(start // size, -(-stop // size)) if start < stop else range(0)
-            for (start, stop), size in zip(need, self.cut, strict=True)
-        )
+    def _parts(self, need: Box) -> list[_Along]:
+        """Return what lies under the box along each dim."""
+        found = []
+        for dim, (start, stop) in enumerate(need):
+            along = self._along.get((dim, start, stop))
+            if along is None:
+                spans = self._grid[dim]
+                # From the last chunk that begins at the start, or before; empty ones begin where they end.
+                first = max(bisect_right(spans, start, key=itemgetter(0)) - 1, 0)
+                last = bisect_left(spans, stop, lo=first, key=itemgetter(0)) if start < stop else first
+                lengths = [min(stop, b) - max(start, a) for a, b in spans[first:last]]
+                chunks: Sequence[int] = range(first, last)
+                if 0 in lengths:
+                    chunks = tuple([i for i, n in zip(chunks, lengths, strict=True) if n])
+                    lengths = [n for n in lengths if n]
+                counts = ((lengths[0], 1),) if len(lengths) == 1 else tuple(Counter(lengths).items())
+                along = self._along[dim, start, stop] = _Along(chunks, lengths, counts)
+            found.append(along)
+        return found
 
     def _box(self, chunk: Chunk) -> Box:
-        grid = zip(chunk, self.cut, self.shape, strict=True)
-        return tuple((min(i * size, end), min((i + 1) * size, end)) for i, size, end in grid)
-
-
-def _offset_and_length(start: int, stop: int, size: int) -> tuple[int, int]:
-    """Return a span's offset in its first chunk, and its length; offset 0 within one chunk, where it has no effect."""
-    # The size is 0 for a tensor without elements.
-    offset = start % size if size else 0
-    return (offset if offset + stop - start > size else 0), stop - start
-
-
-def _ends(span: range) -> tuple[int, ...]:
-    return tuple(span) if len(span) < 3 else (span[0], span[-1])
+        return tuple([spans[i] for spans, i in zip(self._grid, chunk, strict=True)])
 
 
 def _products(a: Counter[int], b: Counter[int]) -> Counter[int]:

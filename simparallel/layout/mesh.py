@@ -166,6 +166,10 @@ class Mesh:
         origin = self._positions[rank] - sum(coordinate[i] * self._strides[i] for i in indices)
         return tuple([self.ranks[origin + offset] for offset in self._offsets(indices)])
 
+    def part(self, axes: Sequence[str], rank: int) -> Mesh:
+        """Return the ranks of `group(axes, rank)` as a mesh of these axes. Raises as `group`."""
+        return Mesh(tuple(map(self.axis_size, axes)), tuple(axes), self.group(axes, rank))
+
     def groups(self, axes: str | Sequence[str]) -> tuple[Group, ...]:
         """Return all groups along `axes`, each in the order of `group`; together they hold every rank once.
 

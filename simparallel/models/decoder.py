@@ -154,9 +154,11 @@ class Decoder(Module):
                 yield name, ("None", axis)
 
     def forward(self, tokens: Any) -> Tensor:
-        x = self.tokens(as_tensor(tokens))
+        tokens = as_tensor(tokens)
+        x = self.tokens(tokens)
         if self.num_positions:
-            x = x + self.positions(get_namespace(x.data).arange(x.shape[1]))
+            # By the tokens: in a dry run x has no values.
+            x = x + self.positions(get_namespace(tokens.data).arange(x.shape[1]))
         for block in self.blocks:
             x = checkpoint(block, x) if self.recompute else block(x)
         x = self.norm(x)

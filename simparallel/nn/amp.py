@@ -84,7 +84,8 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
         if is_reduced(parameter):
             raise InputError(
                 f"auto_mixed_precision: O3 replaces the parameters, but the float32 gradient of {name} belongs to a "
-                "DistributedDataParallel. Choose O3 for the bare model, then wrap it and make the optimizer."
+                "DistributedDataParallel or a fully_shard. Choose O3 for the bare model, then wrap it and make the "
+                "optimizer."
             )
     model.zero_grad()
     model.to(HALF)

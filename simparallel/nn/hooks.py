@@ -40,5 +40,6 @@ class Hooks:
 
 
 def is_reduced(parameter: Tensor) -> bool:
-    """Return whether a wrapper of the model reduces this gradient, so that its size, dtype and device are fixed."""
-    return any(getattr(hook.function, "reduces", False) for hook in parameter._hooks or ())
+    """Return whether a wrapper or a group of the model reduces this gradient: its size, dtype and device are fixed."""
+    interpreter, hooks = parameter.interpreter, parameter._hooks or ()
+    return getattr(interpreter, "reduces", False) or any(getattr(hook.function, "reduces", False) for hook in hooks)

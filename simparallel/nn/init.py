@@ -52,7 +52,7 @@ _GAINS = {"linear": 1.0, "conv": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": mat
 def constant_(tensor: T, value: float) -> T:
     """Set every element to `value`; returns `tensor`, as all of these functions do."""
     if not (deferring.active and _defer(tensor, lambda start, count: value)):
-        tensor.data[...] = value
+        tensor._data[...] = value
         mark_changed((tensor,))
     return tensor
 
@@ -201,7 +201,7 @@ def orthogonal_(tensor: T, gain: float = 1.0) -> T:
     # A positive diagonal of r makes the decomposition unique, and q uniformly distributed.
     q *= np.where(np.diag(r) < 0, -1.0, 1.0)
     values = (q.T if wide else q).reshape(tensor.shape) * gain
-    tensor.data[...] = to_device_like(values.astype(tensor.dtype), tensor.data)
+    tensor._data[...] = to_device_like(values.astype(tensor.dtype), tensor.data)
     mark_changed((tensor,))
     return tensor
 
@@ -260,7 +260,7 @@ def _write(tensor: T, recipe: Recipe) -> T:
     if not (deferring.active and _defer(tensor, recipe)):
         shape, dtype = tensor.data.shape, tensor.dtype
         whole = filled(shape, dtype, tensor.data, lambda: drawn(recipe, shape, dtype))
-        tensor.data[...] = to_device_like(whole, tensor.data)
+        tensor._data[...] = to_device_like(whole, tensor.data)
         mark_changed((tensor,))
     return tensor
 

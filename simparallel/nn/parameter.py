@@ -8,7 +8,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
-from simparallel.backend import is_array, to_device_like, to_host
+from simparallel.backend import Array, is_array, to_device_like, to_host
 from simparallel.clock.memory import PARAMETERS
 from simparallel.comm import current
 from simparallel.errors import DTypeError, LayoutError, ShapeError
@@ -47,6 +47,10 @@ class Parameter(Tensor):
             self.initial = data.initial
         if not deferring.active:
             hold(self, PARAMETERS, f"a parameter of shape {self.shape}")
+
+    @Tensor.data.getter  # type: ignore[attr-defined]
+    def data(self) -> Array:
+        return self._data if self.interpreter is None else self.interpreter.data_of(self)
 
     @property
     def initial(self) -> Recipe | None:

@@ -72,7 +72,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
     others = {id(x): x for x in inputs if isinstance(x, Tensor) and id(x) not in needed}
     sources = [*needed.values(), *others.values()]
     for x in sources:
-        if is_written_since(x.data, start):
+        if is_written_since(x._data, start):
             raise AutogradError(
                 f"checkpoint: {_name_of(part)} writes in place into {x.name or 'a tensor'} of shape {x.shape}, which "
                 "is its input: the second run would start from other values. Write into a clone()."
@@ -88,7 +88,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
         device=current_device(),
         casts=hidden_casts(),
         position=position,
-        **{f"source_{i}": x.data for i, x in enumerate(sources)},
+        **{f"source_{i}": x._data for i, x in enumerate(sources)},
     )
     op = _Recompute(part)
     observer_of(y._device).memory.keep(op, [x.data for x in needed.values()])

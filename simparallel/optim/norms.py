@@ -52,18 +52,24 @@ def norm(x: Array, of: Tensor | None = None) -> Any:
 def over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> list[float]:
     """Reduce one value per tensor over all of its slices; a slice that several ranks hold counts once.
 
+    Ranks on meshes of their own have copies of a tensor; a rank outside of its tensor's mesh has nothing of it.
+
     Collective: yes, if any of them is sharded.
     """
     if all(tensor.placement is None for tensor in tensors):
         return values
-    communicator = current()
+    communicator, count = current(), len(values)
     if op == "sum":
         # Several ranks may hold the same slice. Scale each value by slices / ranks, so that the sum over all ranks
         # counts each slice once.
         parts = [1 if t.placement is None else math.prod(t.placement.layout.cuts) for t in tensors]
-        sizes = [communicator.world_size if t.placement is None else t.placement.layout.mesh.size for t in tensors]
-        values = [v * part / size for v, part, size in zip(values, parts, sizes, strict=True)]
-    return [value.item() for value in communicator.all_reduce(get_namespace(*values).asarray(values), op)]
+        ranks = [communicator.world.ranks if t.placement is None else t.placement.layout.mesh.ranks for t in tensors]
+        values = [v * part / len(own) for v, part, own in zip(values, parts, ranks, strict=True)]
+        if any(len(own) < communicator.world_size for own in ranks):
+            # Other ranks may have a copy on a mesh of their own, as with data parallelism: count the copies, too.
+            values += [(communicator.rank in own) / len(own) for own in ranks]
+    found = [value.item() for value in communicator.all_reduce(get_namespace(*values).asarray(values), op)]
+    return found if len(found) == count else [a / b for a, b in zip(found, found[count:], strict=False)]
 
 
 def clip_grad_norm_(

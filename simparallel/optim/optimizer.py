@@ -43,11 +43,13 @@ class _Living(RankLocal):
 _living = _Living()
 
 
-def optimizers_of(params: Iterable[Tensor]) -> list[Optimizer]:
-    """Return the optimizers that this rank has made for any of these parameters, the oldest first."""
+def optimizers_of(params: Iterable[Tensor] | None = None) -> list[Optimizer]:
+    """Return the optimizers that this rank has made, or those for any of these parameters; the oldest first."""
+    living = [optimizer for _, optimizer in sorted(_living.optimizers.items())]
+    if params is None:
+        return living
     wanted = set(map(id, params))
-    living = sorted(_living.optimizers.items())
-    return [optimizer for _, optimizer in living if any(id(param) in wanted for param in optimizer._params())]
+    return [optimizer for optimizer in living if any(id(param) in wanted for param in optimizer._params())]
 
 
 def _compute(key: tuple[Any, ...], calls: list[Any]) -> None:
@@ -107,6 +109,7 @@ class Optimizer:
             `simparallel.optim.LRScheduler`, which adds "initial_lr", the first rate.
         schedules: for each group its rates as a callable, or None if "lr" is a plain number.
         state: parameter -> name -> array or number.
+        is_updating: a step calls `update`.
 
     Raises:
         InputError: no parameters, except for those of a stage; one of them twice, or a setting out of range.
@@ -121,6 +124,7 @@ class Optimizer:
 
     numbers: ClassVar[tuple[str, ...]] = ()  # settings that are 0 or more
     flags: ClassVar[tuple[str, ...]] = ()  # settings that are True or False
+    is_updating = False
 
     _name: ClassVar[str] = "Optimizer"
 
@@ -381,6 +385,7 @@ class Optimizer:
             # Code of a user after `super().update(…)` would see the old values.
             is_own = str(getattr(self.update, "__module__", "")).startswith(_PACKAGE)
             self._queued = {} if is_own else None
+            self.is_updating = True
             try:
                 for group, plan in zip(self.param_groups, plans, strict=True):
                     for _ in group["params"]:
@@ -398,6 +403,7 @@ class Optimizer:
                 if self._queued:
                     self._compute_queued()
                 self._queued = None
+                self.is_updating = False
             mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
             observer.end_step(f"{self._name}.step", start_ns, work)
             if isinstance(observer, Recorder):
@@ -449,8 +455,14 @@ class Optimizer:
                 f"expected {type(data).__name__} like the parameter."
             )
         if array.shape != data.shape:
+            layout = getattr(grad, "layout", None)
+            told = (
+                " It is of this rank alone: reduce it by a backward outside of no_sync()."
+                if layout and layout.partial
+                else ""
+            )
             raise ShapeError(
-                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, expected {data.shape}."
+                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, expected {data.shape}.{told}"
             )
         if array.dtype != data.dtype and array.dtype != wider(data.dtype):
             raise DTypeError(

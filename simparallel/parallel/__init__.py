@@ -35,17 +35,17 @@ from simparallel.parallel.replicas.data_parallel import DataParallel
 from simparallel.parallel.replicas.replicate import parallel_apply, replicate
 from simparallel.parallel.replicas.scatter_gather import gather, scatter
 from simparallel.parallel.sharded.fully_shard import FullySharded, fully_shard
+from simparallel.parallel.sharded.zero_redundancy import ZeroRedundancyOptimizer
 
 __all__ = [
     "AdasumOptimizer", "AutoParallel", "ColumnParallelLinear", "DataParallel", "DistributedDataParallel",
-    "DistributedGradReducer", "DistributedGradScaler", "FullySharded", "GradBucket", "Join", "MixedPrecision",
-    "Nodes", "ParallelTransformerBlock", "PeriodicModelAverager", "Pipeline", "PostLocalSGDOptimizer",
-    "PostLocalSGDState", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm", "SyncBatchNorm",
-    "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters", "comm_hooks",
-    "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution", "from_local",
-    "fully_shard", "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
-    "micro_batches", "no_init_parameters", "parallel_apply", "quick_redistribution", "replicate", "scatter",
-    "shard",
+    "DistributedGradReducer", "DistributedGradScaler", "FullySharded", "GradBucket", "Join", "MixedPrecision", "Nodes",
+    "ParallelTransformerBlock", "PeriodicModelAverager", "Pipeline", "PostLocalSGDOptimizer", "PostLocalSGDState",
+    "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm", "SyncBatchNorm", "VocabParallelCrossEntropy",
+    "VocabParallelEmbedding", "ZeroRedundancyOptimizer", "broadcast_parameters", "comm_hooks", "convert_sync_batchnorm",
+    "distribute_module", "distribute_tensor", "explicit_redistribution", "from_local", "fully_shard", "gather",
+    "implicit_redistributions", "implicit_replication", "max_difference_between_ranks", "micro_batches",
+    "no_init_parameters", "parallel_apply", "quick_redistribution", "replicate", "scatter", "shard",
 ]  # fmt: skip
 
 answer_unknown_names(__name__)

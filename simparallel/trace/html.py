@@ -158,9 +158,9 @@ def _memory(events: Sequence[Event]) -> dict[str, Any]:
         if event.live_bytes:
             noted.setdefault((event.rank, event.device), []).append(index)
     with_devices = {rank for rank, device in noted if device}
-    used = [
-        i for i in range(len(CATEGORIES)) if any(events[j].live_bytes[i] for found in noted.values() for j in found)
-    ]
+    # An older file has fewer categories.
+    by_category = zip(*(events[j].live_bytes for found in noted.values() for j in found), strict=True)
+    used = [i for i, live in enumerate(by_category) if any(live)]
     return {
         "categories": [CATEGORIES[i] for i in used],
         "colours": [COLORS[CATEGORIES[i]] for i in used],

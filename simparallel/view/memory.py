@@ -12,13 +12,13 @@ from simparallel.clock.event import Event
 from simparallel.clock.memory import CATEGORIES
 from simparallel.errors import InputError
 from simparallel.view.names import mark_steps
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, axes, labels, note
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, YELLOW, axes, labels, note
 from simparallel.view.timeline import points_per_unit, spans_in_units, step_starts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, "#999999", PINK), strict=True))
+COLORS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, "#999999", PINK, YELLOW), strict=True))
 # With more steps, single operations would be too thin to see.
 _MOST_STEPS = 60
 
@@ -68,7 +68,8 @@ def plot_memory(
         ends, live = np.insert(ends, jumps, ends[jumps]), np.insert(live, jumps, np.nan, axis=0)
     ax = axes(ax, 13, 4)
     tops = live.cumsum(axis=1)
-    for number, category in enumerate(CATEGORIES):
+    # An older file has fewer categories.
+    for number, category in enumerate(CATEGORIES[: live.shape[1]]):
         if np.nanmax(live[:, number]) > 0:
             below = tops[:, number] - live[:, number]
             ax.fill_between(

@@ -8,7 +8,7 @@ from typing import Any
 
 from simparallel.base.units import format_numbers
 from simparallel.errors import InputError
-from simparallel.layout.layout import Layout, chunk_span
+from simparallel.layout.layout import Layout
 from simparallel.view.style import axes, box, literal, rank_colour, readable_on, write
 
 # The gap between two tensors, in widths of a tensor.
@@ -41,10 +41,7 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
         cuts = layout.cuts
         # A picture has two directions: the last dim runs across, all others down.
         across, down = (cuts[-1] if cuts else 1), prod(cuts[:-1])
-        lengths = [
-            [stop - start for start, stop in (chunk_span(size, cut, i) for i in range(cut))]
-            for size, cut in zip(shape, cuts, strict=True)
-        ]
+        lengths = [[stop - start for start, stop in spans] for spans in layout.spans(shape)]
         rows, columns = _bands(list(map(prod, product(*lengths[:-1])))), _bands(lengths[-1] if cuts else [1])
         holders: dict[tuple[int, ...], list[int]] = {chunk: [] for chunk in product(*map(range, cuts))}
         for rank in layout.rank_list:

@@ -438,3 +438,9 @@ def test_gradients_stand_in_composite_too():
 def test_positions_of_maxima_are_refused():
     with refused(InputError):
         nn.MaxPool2d(2, return_indices=True)
+
+
+@pytest.mark.parametrize("level", ["level1", "level3"])
+def test_optimizer_levels_name_the_way(level):
+    with refused(InputError):
+        ms.parallel.AutoParallel(nn.Dense(2, 2)).hsdp(optimizer_level=level)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import simparallel as sp
 from simparallel.clock.notes import forget_notes
 from simparallel.compat import torch as front
 from simparallel.compat.torch import backends, distributed as dist
+from simparallel.compat.torch.distributed import fsdp, optim as distributed_optim
 from simparallel.errors import CheckpointError, InputError
 
 torch = pytest.importorskip("torch")
@@ -55,6 +58,82 @@ def test_spawned_ranks_train_as_in_torch():
     assert len(told) == 3
     for line, loss in zip(told, expected, strict=True):
         assert loss in line
+
+
+SHARDED = Path(__file__).with_name("sharded_states.py")
+
+
+def _losses_of_sharded(folder: Path, *before: str, strategies: tuple[str, ...] = ()) -> dict[str, list[float]]:
+    command = [sys.executable, *before, str(SHARDED), str(folder / "meeting"), *strategies]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    told = [line.partition("losses ")[2].split() for line in ended.stdout.splitlines() if "losses " in line]
+    return {name: list(map(float, losses)) for name, *losses in told}
+
+
+def _losses_of_one_process() -> list[float]:
+    """Return the losses of rank 1, with gradients from the batches of all ranks, in PyTorch on one process."""
+    spec = spec_from_file_location("sharded_states", SHARDED)
+    spec.loader.exec_module(program := module_from_spec(spec))
+    model, found = program.Net(), []
+    optimizer = program.adam(model.parameters())
+    for step in range(3):
+        parts = [[program.batch(rank, step + micro) for micro in range(2)] for rank in range(4)]
+        losses = [sum(torch.nn.functional.cross_entropy(model(x), y) / 2 for x, y in part) for part in parts]
+        (sum(losses) / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(losses[1].item())
+    return found
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_sharded_states_train_as_in_torch(tmp_path):
+    """FSDP2, its hybrid, ZeroRedundancyOptimizer and FSDP in PyTorch's names."""
+    strategies = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD")
+    found = _losses_of_sharded(tmp_path, "-m", "simparallel.compat", "torch", strategies=strategies)
+    assert list(found) == ["ddp", "zero", "fsdp2", "kept", "hsdp", *strategies]
+    expected = _losses_of_one_process()
+    for name, losses in found.items():
+        np.testing.assert_allclose(losses, expected, rtol=1e-5, err_msg=name)
+    assert found["zero"] == found["ddp"]
+
+
+@pytest.mark.matrices
+def test_sharded_states_beside_torch_over_gloo(tmp_path):
+    found = _losses_of_sharded(tmp_path, "-m", "simparallel.compat", "torch")
+    for name, losses in _losses_of_sharded(tmp_path).items():
+        np.testing.assert_allclose(found[name], losses, rtol=1e-5, err_msg=name)
+
+
+REFUSED_STATES: dict[str, Callable[[], Any]] = {
+    "offload": lambda: fsdp.fully_shard(front.nn.Linear(2, 2), offload_policy=True),
+    "placement": lambda: fsdp.fully_shard(front.nn.Linear(2, 2), shard_placement_fn=lambda p: None),
+    "a list": lambda: fsdp.fully_shard([front.nn.Linear(2, 2)]),
+    "output dtype": lambda: fsdp.MixedPrecisionPolicy(output_dtype=front.float32),
+    "no cast": lambda: fsdp.MixedPrecisionPolicy(front.float16, cast_forward_inputs=False),
+    "ignored modules": lambda: fsdp.FullyShardedDataParallel(front.nn.Linear(2, 2), ignored_modules=[1]),
+    "overlap": lambda: distributed_optim.ZeroRedundancyOptimizer(
+        front.nn.Linear(2, 2).parameters(), front.optim.Adam, overlap_with_ddp=True
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_STATES)
+def test_sharded_states_that_do_not_exist(what):
+    with refused(InputError):
+        REFUSED_STATES[what]()
+
+
+def test_names_of_sharded_states_are_found():
+    for name in ("FullyShardedDataParallel", "ZeroRedundancyOptimizer"):
+        with pytest.raises(AttributeError, match=r"here it is torch.distributed.(fsdp|optim)"):
+            getattr(front, name)
+    module = fsdp.fully_shard(front.nn.Linear(2, 2))
+    assert isinstance(module, fsdp.FSDPModule)
+    with pytest.raises(AttributeError, match="in the order of the last step"):
+        module.set_modules_to_forward_prefetch([])
 
 
 def test_spawn_refuses_to_return_early():

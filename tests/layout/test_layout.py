@@ -68,6 +68,24 @@ def test_slices_match_torch_chunk(layout, size, lengths):
     assert [layout.local_shape((size,), rank)[0] for rank in range(4)] == lengths
 
 
+@pytest.mark.parametrize(
+    ("size", "lengths"), [(10, [3, 2, 3, 2]), (2, [1, 0, 1, 0]), (5, [2, 1, 1, 1]), (3, [1, 1, 1, 0]), (8, [2] * 4)]
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_slices_of_slices_match_torch_chunk(size, lengths, dim):
+    """Each slice is cut by itself, also after a sum is left unfinished along another axis."""
+    outer = Layout((2, 2, 3), ("a", "b", "c"))(*["a", "None"][:: 1 if dim == 0 else -1])
+    layout = outer.cut_slices("b", dim).with_partial("c")
+    shape = (size, 4)[:: 1 if dim == 0 else -1]
+    assert [layout.local_shape(shape, rank)[dim] for rank in range(0, 12, 3)] == lengths
+    assert eval(repr(layout), {"Layout": Layout}) == layout
+    assert layout.local_shape(shape)[dim] == max(lengths)
+    pairs = zip(range(0, 12, 6), (lengths[0] + lengths[1], lengths[2] + lengths[3]), strict=True)
+    assert all(outer.local_shape(shape, rank)[dim] == both for rank, both in pairs)
+    # A dim without another cut has no slices to cut.
+    assert outer.cut_slices("b", 1 - dim) == outer(*["a", "b"][:: 1 if dim == 0 else -1])
+
+
 @given(LAYOUTS_WITH_SHAPES)
 def test_tensor_map_decodes_to_the_chunks(case):
     """The oracle reads `to_dict` alone: a mixed-radix number of coordinates counted from the right."""

@@ -23,8 +23,11 @@ SHAPE = (8, 8)
 UNEVEN = [(5, 3), (7, 9), (1, 2), (3, 3)]  # no size divisible into four slices
 
 
-def layouts_over(sizes):
-    """Return every layout of a matrix over a mesh: each axis cuts a dim or none, in any order on it."""
+def layouts_over(sizes, nests=False):
+    """Return every layout of a matrix over a mesh: each axis cuts a dim or none, in any order on it.
+
+    With `nests` also those in which the last axis of a dim cuts the slices of the others.
+    """
     names = "abc"[: len(sizes)]
     mesh = Layout(sizes, tuple(names))
     found = {}
@@ -33,6 +36,11 @@ def layouts_over(sizes):
             entries = [tuple(n for n in order if dims[names.index(n)] == d) for d in (0, 1)]
             layout = mesh(*(entry or "None" for entry in entries))
             found[layout.axes_by_dim] = layout
+            for dim in (0, 1):
+                if nests and len(entries[dim]) > 1:
+                    outer = [entry[:-1] if d == dim else entry for d, entry in enumerate(entries)]
+                    nested = mesh(*(entry or "None" for entry in outer)).cut_slices(entries[dim][-1], dim)
+                    found[layout.axes_by_dim, dim] = nested
     return list(found.values())
 
 
@@ -45,9 +53,9 @@ def lacking(source, target, rank, shape=SHAPE):
 @pytest.mark.parametrize("shape", [SHAPE, *UNEVEN], ids=str)
 @pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2), (2, 4), (2, 2, 2)])
 def test_plans_receive_only_missing_bytes(sizes, shape):
-    layouts = layouts_over(sizes)
+    layouts = layouts_over(sizes, shape in UNEVEN)
     total = 0
-    for source, target in list(product(layouts, layouts))[:: 1 if shape == SHAPE else 5]:
+    for source, target in list(product(layouts, layouts))[:: 1 if shape == SHAPE else 11]:
         plan = plan_redistribution(source, target, shape)
         expected = tuple(4 * lacking(source, target, rank, shape) for rank in source.mesh.ranks)
         assert plan.received_bytes(4) == expected
@@ -61,8 +69,8 @@ def test_plans_receive_only_missing_bytes(sizes, shape):
 @pytest.mark.parametrize("sizes", [(2,), (2, 2), (3, 2), (2, 2, 2)])
 def test_moves_of_a_rank_match_the_list_of_all_moves(sizes, shape):
     """Groups, counts and a rank's own moves come from arithmetic; the oracle is the list of all moves."""
-    layouts = layouts_over(sizes)
-    for source, target in list(product(layouts, layouts))[:: 1 if len(layouts) < 40 else 5]:
+    layouts = layouts_over(sizes, nests=True)
+    for source, target in list(product(layouts, layouts))[:: 1 if len(layouts) < 40 else 11]:
         needs = {rank: box_of(target, rank, shape) for rank in target.mesh.ranks}
         moves = Moves(source, needs, shape)
         everything = moves.all()
@@ -123,7 +131,7 @@ def run_all(shape, pairs):
 )  # fmt: skip
 def test_every_pair_moves_right_values_and_bytes(sizes, shape, step):
     """Between every pair of layouts the values are right, and the bytes are the lower bound."""
-    layouts = layouts_over(sizes)
+    layouts = layouts_over(sizes, shape in UNEVEN)
     pairs = list(product(layouts, layouts))[::step]
     results = sp.launch(run_all, (shape, pairs), world_size=prod(sizes), transport="inline")
     counted = [0] * prod(sizes)

@@ -10,9 +10,9 @@ representative run, too, and those of the groups of these. Ranks that have no gr
 themselves. If two that are next to each other in a group have equal events at equal times, the ranks between them are
 taken to be like the first; if not, the rank in the middle runs, too. A rank that is sent a message, or is the root of a
 collective, runs as well. So do all members of a collective whose parts may have any sizes, and the ranks at which the
-sizes of known parts, or of objects, change. This finds programs that differ by the ranks' places in their groups; it
-does not find one rank in the middle that does something else on its own (`if get_rank() == 5: ...`): for such programs
-there is `fold=False`.
+sizes of known parts, of objects, or of slices of stored parameters change. This finds programs that differ by the
+ranks' places in their groups; it does not find one rank in the middle that does something else on its own
+(`if get_rank() == 5: ...`): for such programs there is `fold=False`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class FoldedSegment(SharedSegment):
         self.shared: dict[tuple[int, tuple[int, ...]], tuple[list[int], list[list[int]], list[Any]]] = {}
 
     def need(self, ranks: Iterable[int]) -> None:
-        """Raise NotRunError if any of these ranks does not run."""
+        """Note that these ranks have to run. Raise NotRunError if any of them does not."""
         missing = set(ranks).difference(self.ranks)
         self.needed |= missing
         if missing:

@@ -26,7 +26,7 @@ import mmap
 import os
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -357,6 +357,9 @@ class SharedSegment:
     def reserve_words(self, rank: int, start: int, length: int) -> None:
         """Reserve control words; `start` and `length` count words."""
         self.reserve(rank, start * WORD, length * WORD)
+
+    def need(self, ranks: Iterable[int]) -> None:
+        """Note that these ranks have to run; all of them do, unless ranks are folded."""
 
     def call_of(self, group: int, parity: int, rank: int) -> list[int]:
         """Return header and note of a rank's call, in the order of `call_header`; zeros if the group does not exist."""

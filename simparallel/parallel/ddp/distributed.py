@@ -27,6 +27,7 @@ from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.ddp.reducer import Hook, Reducer, SyncMark
 from simparallel.parallel.ddp.same_model import check_same_tensors
 from simparallel.parallel.ddp.shared_buffers import SharedBuffers, broadcast_parameters
+from simparallel.parallel.ddp.summed import summed
 from simparallel.parallel.ddp.uneven_inputs import Join, Turn
 
 MIB = 1 << 20
@@ -127,6 +128,11 @@ class DistributedDataParallel(Module):
             raise InputError(f"bucket_cap_mb={bucket_cap_mb!r} must be more than 0.")
         self.mixed_precision = mixed_precision
         named = list(module.named_parameters())
+        if stored := [name for name, p in named if summed().along(p) is not None]:
+            raise InputError(
+                f"DistributedDataParallel: {stored[0]} was given to fully_shard, which sums its gradient: use the "
+                "model as it is; axis=('replicate', 'shard') also sums over replicas."
+            )
         parameters = [p for _, p in named if p.requires_grad]
         # Frozen parameters are in no bucket; `forward` raises once they require gradients.
         self._frozen = [p for _, p in named if not p.requires_grad]

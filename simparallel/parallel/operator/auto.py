@@ -315,9 +315,14 @@ def quick_redistribution() -> Iterator[None]:
 
 
 @contextmanager
-def implicit_replication() -> Iterator[None]:
-    """Treat plain tensors beside sharded ones as replicated inside the block."""
-    with setting(mode, replicating=True):
+def implicit_replication(ranks: tuple[int, ...] | None = None) -> Iterator[None]:
+    """Treat plain tensors beside sharded ones as replicated inside the block.
+
+    Args:
+        ranks: those that run the ops, this one among them, such as `mesh.group("tp", rank)`: other ranks have other
+            values, as with data parallelism. None for those of a block around this one, or all.
+    """
+    with setting(mode, ranks=ranks or mode.ranks, replicating=True):
         yield
 
 

@@ -119,6 +119,12 @@ class Postponed:
         running = running_backward()
         if running.uses.get(id(leaf)) != 1 or id(leaf) in running.grads:
             return False
+        self.add(leaf, gradient, group)
+        return True
+
+    def add(self, leaf: Tensor, gradient: Array, group: Group) -> None:
+        """Postpone the sum of the whole gradient of a leaf; arguments as for `take`. Collective: yes, then."""
+        running = running_backward()
         sums = self._open[-1] if self._open else None
         if sums is None or sums.backward is not running:
             # Earlier passes that raised have left collectives: wait for them before a new pass starts its own.
@@ -127,4 +133,3 @@ class Postponed:
                 old.drain()
             sums = GradientSums(running, self._open)
         sums.add(leaf, gradient, group)
-        return True

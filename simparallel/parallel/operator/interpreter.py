@@ -82,6 +82,8 @@ class Sharder:
 class CompiledMove(Reversible):
     """A redistribution, compiled for this rank; also the op of its tape node, as it keeps no state."""
 
+    sums_result = True
+
     def __init__(self, sharder: Sharder, source: Placement, target: Placement, plan: Redistribution) -> None:
         self._sharder, self._source, self._target = sharder, source, target
         self.finishes = bool(source.layout.partial)
@@ -130,10 +132,10 @@ class CompiledMove(Reversible):
         return f"Redistribute({self._source.layout!r} -> {self._target.layout!r})"
 
 
-def _is_moved_for_this_alone(x: Tensor) -> bool:
-    """Return whether x comes from a redistribution, and the running backward adds nothing else to its gradient."""
+def _is_summed_by_its_op(x: Tensor) -> bool:
+    """Return whether the op that made x sums its gradient, and the running backward adds nothing else to it."""
     node = x._node
-    if node is None or not isinstance(node.op, CompiledMove):
+    if node is None or not node.op.sums_result:
         return False
     running = running_backward()
     return running.uses[id(node)] == 1 and id(node) not in running.grads
@@ -360,7 +362,7 @@ class Runner(Reversible):
             gradient = grads[i]
             group = None if gradient is None else self.group(axes)
             if group is not None and gradient is not None:
-                if _is_moved_for_this_alone(x):
+                if _is_summed_by_its_op(x):
                     running_backward().unfinished[id(x._node.ctx)] = axes
                     continue
                 if gradient is dy or gradient.base is not None or not gradient.ndim:

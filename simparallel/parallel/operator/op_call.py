@@ -35,6 +35,8 @@ class Mode(RankLocal):
         quick: small tensors are redistributed by the plan that takes the least time.
         noted: list that collects implicit redistributions, or None.
         ranks: the ranks that run the ops; None for all.
+        weighted: a loss has the weight of its samples in those of all ranks, so that gradients are sums over the parts
+            of the batch; else means.
         calls: list that collects the calls of ops, or None.
     """
 
@@ -44,6 +46,7 @@ class Mode(RankLocal):
     quick = False
     noted: list[Implicit] | None = None
     ranks: tuple[int, ...] | None = None
+    weighted = False
     calls: list[Any] | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
 from math import inf, prod
@@ -16,6 +17,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tape import is_written_since
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, to_host
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
 from simparallel.comm import Group, current
@@ -27,7 +29,8 @@ from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
-from simparallel.parallel.operator.interpreter import running_on
+from simparallel.parallel.ddp.summed import Along, summed
+from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.pipeline.action import read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
@@ -58,11 +61,12 @@ class Pipeline:
         balance: for each stage its number of parts, in place of `stages`. Parts are the children of the model, and the
             entries of containers such as Sequential and ModuleList.
         chunks: stages of a rank, for looped schedules.
-        mesh: all ranks, with the axis "pp" along the pipeline. "dp" is the axis of data parallelism: of pipelines that
-            each get their own part of the batch, as in `DistributedDataParallel`. The ranks along all other axes run a
-            stage together: cut its parameters over `mesh.group(axes, rank)` with Layouts beforehand, as by
-            `distribute_module`. Tensors without a Layout count as replicated, and values go to other stages whole.
-            None for one pipeline of all ranks.
+        mesh: all ranks, with the axis "pp" along the pipeline. "dp" is an axis of data parallelism: of pipelines that
+            each get their own part of the batch, as in `DistributedDataParallel`; so are the axes along which
+            `fully_shard` was called for children that are stages, or parts of one. The ranks along all other axes run
+            a stage together: cut its parameters over `mesh.part(axes, rank)` with Layouts beforehand, as by
+            `distribute_module`. Tensors without a Layout count as replicated; values that are cut go to other stages in
+            slices. None for one pipeline of all ranks.
         example: inputs and labels of a micro-batch, with which the model is run once without data, to find the order
             of the calls, their times on the described device, and shared parameters.
         memory_limit: of a rank, in bytes or as "8GB"; needs `example`. The stages of a rank share it evenly, and each
@@ -72,13 +76,14 @@ class Pipeline:
 
     Attributes:
         schedule: what each rank of a pipeline does.
-        replica: number of this rank's pipeline along "dp"; `replicas`: their number.
+        replica: number of this rank's pipeline among those with other parts of the batch; `replicas`: their number.
         stages: for each stage the names of its children.
         losses: of the micro-batches of the last step that this rank computed, in the order of the batch.
 
     Raises:
         InputError: fewer children than stages; stages with an unknown name, or not every parameter; a mesh without
-            "pp", or not of all ranks; shared parameters under the schedule "pipedream".
+            "pp", or not of all ranks; groups of `fully_shard` over another mesh, or along "pp"; shared parameters under
+            the schedule "pipedream".
         ScheduleError: the schedule does not run, or is for another number of ranks.
 
     Collective: yes, all calls.
@@ -124,12 +129,15 @@ class Pipeline:
         # The number of this pipeline in the run, and of its calls so far: the tags of its messages contain both.
         self.number, self.calls = next(communicator.kept.setdefault(Pipeline, count())), 0
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
-        self._rank, self.replica = place[PIPELINE], place.get(DATA, 0)
-        self.replicas = mesh.axis_size(DATA) if DATA in place else 1
+        self._along = self._found_groups()
+        # Axes along which pipelines have different parts of the batch.
+        self._data = [axis for axis in mesh.axis_names if axis == DATA or any(axis in axes for _, axes in self._along)]
+        of_data = mesh.group(self._data, communicator.rank)
+        self._rank, self.replica, self.replicas = place[PIPELINE], of_data.index(communicator.rank), len(of_data)
         # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
         self.ranks = mesh.group(PIPELINE, communicator.rank)
         self._stage_ranks = mesh.group(
-            [axis for axis in mesh.axis_names if axis not in (PIPELINE, DATA)], communicator.rank
+            [axis for axis in mesh.axis_names if axis not in (PIPELINE, *self._data)], communicator.rank
         )
         # Stages from a batch's input to its loss; a bidirectional pipeline has all of them twice.
         self._length = schedule.num_stages // (2 if schedule.placement == BIDIRECTIONAL else 1)
@@ -167,6 +175,19 @@ class Pipeline:
         self._group: Group | None = None
         self.losses: list[Tensor] = []
 
+    def _found_groups(self) -> set[Along]:
+        """Return where groups of `fully_shard` sum gradients. Raise InputError for axes that the mesh cannot have."""
+        found = {along for p in self.model.parameters() if (along := summed().along(p)) is not None}
+        rank = self._communicator.rank
+        for mesh, axes in found:
+            is_known = PIPELINE not in axes and set(axes) <= set(self.mesh.axis_names)
+            if not is_known or mesh.group(axes, rank) != self.mesh.group(axes, rank):
+                raise InputError(
+                    f"Pipeline: parameters of the model were given to fully_shard along {axes!r} of {mesh!r}, and the "
+                    f"pipeline has {self.mesh!r}. Give both the same mesh, with an axis for each."
+                )
+        return found
+
     def _found_stages(
         self, example: tuple[Any, Any] | None, balance: Sequence[int] | None, memory_limit: str | int | None
     ) -> Sequence[Sequence[str]]:
@@ -177,7 +198,8 @@ class Pipeline:
         inputs, labels = tensors(example[0]), as_tensor(example[1])
         limit_bytes = inf if memory_limit is None else parse_bytes(memory_limit) / self.schedule.chunks
         limits = [(limit_bytes, self.schedule.live_of(stage)) for stage in range(self._length)]
-        return traced(self.model, lambda: self.run(labels, *inputs), partial(within, limits, balance))
+        with self.running():
+            return traced(self.model, lambda: self.run(labels, *inputs), partial(within, limits, balance))
 
     def _groups_of_owners(self) -> list[tuple[Group, list[Parameter]]]:
         """Return (group, parameters) for each group of ranks that shares parameters with this one.
@@ -186,14 +208,13 @@ class Pipeline:
         """
         groups: dict[tuple[int, ...], Group | None] = {}
         found: dict[tuple[int, ...], list[Parameter]] = {}
-        mesh = self.mesh
-        # For each place among the ranks that run a stage together, the pipelines of all replicas, one after the other.
-        columns = mesh.groups([DATA, PIPELINE] if DATA in mesh.axis_names else [PIPELINE])
         length = self.schedule.ranks
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
-            own = self._owners[id(parameter)]
-            for column in columns:
+            own, along = self._owners[id(parameter)], summed().along(parameter)
+            others = () if along is None else along.axes
+            # The pipelines among which nobody else sums, one after the other.
+            for column in self.mesh.groups([*(axis for axis in self._data if axis not in others), PIPELINE]):
                 ranks = tuple(rank for i, rank in enumerate(column) if i % length in own)
                 if len(ranks) > 1 and ranks not in groups:
                     groups[ranks] = self._communicator.new_group(ranks)
@@ -218,7 +239,7 @@ class Pipeline:
             InputError: the model does not return one Tensor.
         """
         step, found = PipelineStep(self, inputs, None), None
-        with no_grad(), self._switch.installed(), running_on(self._stage_ranks):
+        with no_grad(), self._switch.installed(), self.running():
             for stage in range(self._length):
                 if self.schedule.rank_of(stage) == self._rank:
                     y, pass_ = step.run_stage(stage, 0)
@@ -251,8 +272,9 @@ class Pipeline:
 
         Raises:
             ShapeError: fewer samples than micro-batches, or a different number of labels.
-            InputError: code of the model uses a parameter in a stage that does not name it, calls a child with a value
-                of a later stage, or no loss comes from the last stage. An optimizer is missing, or not needed.
+            InputError: code of the model uses a parameter in a stage that does not name it, or that a group of
+                `fully_shard` has, calls a child with a value of a later stage, or no loss comes from the last stage.
+                An optimizer is missing, or not needed.
             UnknownValueError: code of the model branches on a value of another stage.
         """
         if (optimizer is not None) != (self.schedule.name == PIPEDREAM):
@@ -309,7 +331,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the model's state of all stages, on every rank: its names and arrays do not depend on the cut."""
         self.collect()
-        with running_on(self._stage_ranks):
+        with self.running():
             return {name: to_host(x.full_tensor().data).copy() for name, x in self.model._saved_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
@@ -341,13 +363,22 @@ class Pipeline:
             if is_deferred(x):
                 x.initial = None  # type: ignore[attr-defined]
 
+    def running(self) -> AbstractContextManager[None]:
+        """Run ops on the ranks of this rank's stages, inside the block, and weight losses by their samples."""
+        return setting(mode, ranks=self._stage_ranks, replicating=True, weighted=True)
+
     def run(self, labels: Tensor | None, *inputs: Tensor) -> Any:
         """Run the model's forward, and the loss of these labels."""
         y = self.model(*inputs)
         return y if labels is None else self.loss_fn(y, labels)
 
     def check_used(self, used: dict[int, set[int]]) -> None:
-        """Raise InputError if code of the model uses a parameter in a stage that does not have it."""
+        """Raise InputError if code of the model uses a parameter in a stage without it, or for new groups."""
+        if self._found_groups() != self._along:
+            raise InputError(
+                "Pipeline: fully_shard was called for parts of the model after the Pipeline was made, which then does "
+                "not know that their ranks have other samples. Call it before."
+            )
         for name, parameter in self.model.named_parameters():
             for stage in sorted(used.get(id(parameter), set()) - self._stages_of[id(parameter)]):
                 raise InputError(

@@ -17,16 +17,19 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-from simparallel.autograd import Op, Tensor
+from simparallel.autograd import Op, Redistribute, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_level
 from simparallel.base.dry_arrays import empty
+from simparallel.comm import current
 from simparallel.errors import InputError
+from simparallel.layout.sharding import Placement, placement
 from simparallel.nn import Module, checkpoint
-from simparallel.parallel.operator.interpreter import relabelled
+from simparallel.parallel.ddp.summed import summed
+from simparallel.parallel.operator.interpreter import SHARDED, move_tensor, relabelled
 
 # The stage of values that every rank has.
 EVERYWHERE = -1
@@ -204,9 +207,9 @@ class StageForward(AbstractInterpreter):
             return None
         moved = [self._bring(x, stage) for x in inputs]
         if stage != self.stage:
-            # A plan reads only shapes and dtypes.
+            # A plan reads only shapes, dtypes and layouts.
             output = op._plan(moved).output
-            return _remote(output.shape, output.dtype, stage)
+            return _remote(output.shape, output.dtype, stage, _placement_of(op, moved))
         return self._own_result(op, moved, {})
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
@@ -299,6 +302,12 @@ class StageForward(AbstractInterpreter):
         source = self.stage_of(x)
         if self.is_first and source == EVERYWHERE and self._around == EVERYWHERE and isinstance(x, Tensor):
             for leaf in _leaves([x]):
+                if summed().along(leaf) is not None:
+                    raise InputError(
+                        f"Pipeline: code of the model uses {leaf.name} between its children, and a group of "
+                        "fully_shard has it, which gathers it for its child alone. Leave it out of groups: then the "
+                        "Pipeline sums its gradient, as for tied weights."
+                    )
                 self.used.setdefault(id(leaf), set()).add(target)
         if source in (EVERYWHERE, target):
             return x
@@ -315,14 +324,19 @@ class StageForward(AbstractInterpreter):
             self._kept.append(x)
             self._moved[key] = x
             if target == self.stage:
-                leaf = self._messages.receive(stage_value, x)
+                leaf = self._messages.receive(stage_value, _remote(x.shape, x.dtype, source, _wire_placement(x)))
                 self.received.append((stage_value, leaf))
                 # With a graph node, so that a child may write `x += 1`.
-                self._moved[key] = self._mark_own(relabelled(leaf, None, None))
+                self._moved[key] = self._mark_own(relabelled(leaf, leaf.placement, None))
             elif source == self.stage:
-                whole = x if x.placement is None else self._own_result(Tensor.full_tensor, [x], {})
-                self._messages.send(stage_value, whole)
-                self.sent.append((stage_value, whole))
+                # A cut value crosses in slices, and a sum that is left unfinished is finished before.
+                place = _wire_placement(x)
+                if place is not None:
+                    x = self._own_result(move_tensor, [x, place], {})
+                elif x.placement is not None:
+                    x = self._own_result(Tensor.full_tensor, [x], {})
+                self._messages.send(stage_value, x)
+                self.sent.append((stage_value, x))
                 if len(self.sent) == self._sends:
                     raise _Done
         return self._moved[key]
@@ -345,15 +359,31 @@ def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _spec(x: Any) -> Any:
     """Return shape and dtype of a Tensor; None for anything else."""
-    return (x.shape, x.dtype) if isinstance(x, Tensor) else None
+    return (x.shape, x.dtype, x.placement) if isinstance(x, Tensor) else None
 
 
-def _remote(shape: tuple[int, ...], dtype: Any, stage: int) -> Tensor:
-    return Tensor._result(empty(shape, dtype), interpreter=RemoteValue(stage))
+def _placement_of(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
+    """Return the placement of the result: that of the stage that computes it, over the ranks of this one."""
+    if all(x.placement is None for x in inputs):
+        return None
+    if type(op) is Redistribute:
+        return None if op.layout is None else placement(op.layout, inputs[0].shape)
+    return SHARDED.runner(op, tuple(inputs)).call.output
+
+
+def _wire_placement(x: Tensor) -> Placement | None:
+    """Return the placement in which a value crosses; None if that is whole, on each rank of its stage."""
+    place = None if x.placement is None else x.placement.gradient
+    return None if place is None or place.is_whole else place
+
+
+def _remote(shape: tuple[int, ...], dtype: Any, stage: int, place: Placement | None = None) -> Tensor:
+    local = shape if place is None else place.local_shapes[current().rank]
+    return Tensor._result(empty(local, dtype), None, None, place, RemoteValue(stage))
 
 
 def _marked(x: Any, stage: int) -> Any:
     """Return a result of a child as a value of its stage."""
     if not isinstance(x, Tensor) or (type(x.interpreter) is RemoteValue and x.interpreter.stage == stage):
         return x
-    return _remote(x.shape, x.dtype, stage)
+    return _remote(x.shape, x.dtype, stage, x.placement)

@@ -21,7 +21,7 @@ from simparallel.clock.memory import GRADIENTS
 from simparallel.clock.recorder import observer_of
 from simparallel.comm import Work
 from simparallel.errors import InputError, ShapeError
-from simparallel.parallel.operator.interpreter import running_on
+from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
@@ -92,7 +92,7 @@ class PipelineStep:
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed(), running_on(self._pipeline._stage_ranks):
+        with self._pipeline._switch.installed(), self._pipeline.running():
             for cell in self._pipeline._cells:
                 for action in cell:
                     try:
@@ -305,7 +305,8 @@ class PipelineStep:
         rank = self._schedule.rank_of(stage_value.source if direction == FORWARDS else stage_value.target)
         if rank == self._rank:
             return self._local.pop((direction, stage_value, m))
-        buffer = self._xp.empty(like.shape, like.dtype)
+        # Of a cut value, this rank's slice.
+        buffer = self._xp.empty(like.data.shape, like.dtype)
         return collectives.recv(buffer, self._ranks[rank], self._tag(direction, stage_value, m))
 
     def _tag(self, direction: int, stage_value: StageValue, m: int) -> int:
@@ -350,7 +351,8 @@ class _Mail(NamedTuple):
         self.step.send(FORWARDS, stage_value, self.microbatch, x.data)
 
     def receive(self, stage_value: StageValue, like: Tensor) -> Tensor:
-        x = as_tensor(self.step.receive(FORWARDS, stage_value, self.microbatch, like))
+        data = self.step.receive(FORWARDS, stage_value, self.microbatch, like)
+        x = Tensor._result(data, None, None, like.placement, None if like.placement is None else SHARDED)
         x.requires_grad = x.dtype.kind == "f"
         return x
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,11 +21,12 @@ from simparallel.errors import InputError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.amp import check_unchanged
-from simparallel.nn.deferred import placeholder
 from simparallel.nn.hooks import is_reduced
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
+from simparallel.parallel.ddp.shared_buffers import SharedBuffers
+from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.group import Place, ShardedGroup
@@ -58,12 +59,18 @@ def fully_shard(
     one call, without those of earlier calls, are a group: one all-gather before they are used, one reduce-scatter of
     their gradients. Tensors are cut into chunks of rows; on the wire the chunks are padded to one size.
 
+    Parameters may be cut before, over the ranks that compute with one part of the batch, as in tensor parallelism: a
+    rank then stores rows of its slice, and ops of the module run on these ranks. Run code around it, such as the loss,
+    inside of `implicit_replication(ranks)`.
+
     Args:
-        module: the same on every rank; ranks with equal slices take the values of the first of them. It becomes a
-            subclass of its class, with the methods of `FullySharded`.
+        module: the same on every rank; ranks with equal slices take the values of the first of them, and all take the
+            buffers of the first rank, before each forward as with `DistributedDataParallel`. It becomes a subclass of
+            its class, with the methods of `FullySharded`.
             Parameters that were made inside `no_init_parameters()` are drawn slice by slice.
         mesh: all ranks; None for one axis of all of them. Gradients are summed along the named axes alone: ranks that
-            differ in another one, such as stages, have other parameters.
+            differ in another one have other parameters, such as stages, or other slices of them. A parameter that is
+            cut has a Layout over `mesh.part(axes, rank)`.
         axis: name of the axis of slices. A pair such as ("replicate", "shard") is hybrid sharding: slices along the
             second axis, and equal ones along the first.
         parameter, gradient, state: the letters. With gradient "S" each micro-batch is reduced; with "P" those inside
@@ -77,11 +84,11 @@ def fully_shard(
         The module.
 
     Raises:
-        InputError: letters that no training step can have, with the reason; a module without parameters of its own,
-            with a parameter of no dims, of several dtypes, cut already, with a gradient or the state of an optimizer;
-            parameters that a DistributedDataParallel reduces, or another group has. Nothing was changed. In backward:
-            an optimizer of this group also has parameters that nobody reduces. In forward: inside of AutoParallel, or
-            as the model of a Pipeline, whose stages are to be groups; a parameter was replaced, or has another dtype.
+        InputError: letters that no training step can have, with the reason; a module with a parameter of no dims, of
+            several dtypes, cut along `axis`, with a gradient or the state of an optimizer; parameters that a
+            DistributedDataParallel reduces, or another group has. Nothing was changed. In backward: an optimizer has
+            parameters that the loss depends on, and that nobody reduces. In forward: inside of AutoParallel, or as the
+            model of a Pipeline, whose stages are to be groups; a parameter was replaced, or has another dtype.
         UnusedParameterError: (in backward) only some parameters of the group got a gradient.
 
     Collective: yes, and so are forward and backward.
@@ -110,31 +117,34 @@ def fully_shard(
         )
     places = _places(module)
     _check(module, places)
-    name, axes = module._path or type(module).__name__, Axes(mesh, axis, letters.shards_state)
+    name, axes = module._path or type(module).__name__, Axes(mesh, axis, letters.shards_state, list(places))
     group = ShardedGroup(name, places, axes, letters, mp_policy)
     group.reshards = False if letters.keeps_whole or axes.shard is None else reshard_after_forward
     order().add(group)
     own = type(module)
     module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__, "__doc__": own.__doc__})
-    module.__dict__["_sharded"] = group
+    module.__dict__["_sharded"], module.__dict__["_shared"] = group, None
+    if axes.everyone is not None:
+        module.__dict__["_shared"] = SharedBuffers(module, current(), axes.everyone, f"buffers of {name}")
+    module._share_buffers(True)
     return module
 
 
 def _places(module: Module) -> dict[Parameter, list[Place]]:
     """Return the parameters of a module that no group has, each with all its places in the module."""
-    owned = order()
     found: dict[int, tuple[Parameter, list[Place]]] = {}
     for name, part in module.named_modules():
         inside = name and _is_in_group(module, name)
         for own, p in part._parameters.items():
-            if p is None or (inside and owned.has(p)):
+            is_owned = p is not None and p.interpreter is not None and p.interpreter.reduces
+            if p is None or (inside and is_owned):
                 continue
-            if owned.has(p):
+            if is_owned:
                 raise InputError(
                     f"fully_shard: {own} of {name or 'the module'} belongs to another group already; tied weights must "
                     "be in one group: call fully_shard for a module that contains all their uses, and not for a part."
                 )
-            found.setdefault(id(p), (p, []))[1].append((part, own))
+            found.setdefault(id(p), (p, []))[1].append((part._parameters, own))
     return dict(found.values())
 
 
@@ -150,8 +160,6 @@ def _check(module: Module, places: Mapping[Parameter, Any]) -> None:
     """Refuse a module whose parameters cannot be one group. Raises InputError."""
     who, name = "fully_shard", module._path or type(module).__name__
     check_unchanged(module, who)
-    if not places:
-        raise InputError(f"{who}: {name} has no parameters that are not in a group already.")
     dtypes = sorted({str(p.dtype) for p in places})
     if len(dtypes) > 1:
         raise InputError(f"{who}: {name} has parameters of {' and '.join(dtypes)}; a group has one dtype.")
@@ -159,8 +167,6 @@ def _check(module: Module, places: Mapping[Parameter, Any]) -> None:
         told = p.name or f"a parameter of shape {p.shape}"
         if not p.shape:
             raise InputError(f"{who}: {told} has no dim to cut; make it a tensor of shape (1,).")
-        if p.placement is not None:
-            raise InputError(f"{who}: {told} is cut already, as {p.layout!r}; cut it by one of the two.")
         if is_reduced(p):
             raise InputError(f"{who}: a DistributedDataParallel reduces {told}; use the bare model.")
         if p.grad is not None:
@@ -180,39 +186,57 @@ class FullySharded(Module):
     """
 
     _sharded: ShardedGroup
+    # None on one rank.
+    _shared: SharedBuffers | None
+    _is_running = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         group, interpreter = self._sharded, grad_mode.interpreter
         run = super().forward
-        if self._is_running or (group.axes.is_alone and group.kept is group.flat):
+        # Without parameters of its own it takes no part in a pipeline, or in a plan.
+        if self._is_running or (interpreter is not None and not group.parameters):
             return run(*inputs, **kwargs)
         now = order()
         if interpreter is not None and not interpreter.is_elsewhere:
             self._refuse()
         if interpreter is not None:
             # A stage of another rank: its ops read shapes alone.
-            shapes = [Tensor._result(placeholder(shape, group.dtype)) for shape in group.rows.shapes]
-            with self._running(), Use.installed(group, shapes):
+            with setting(self, _is_running=True), Use.installed(group, group.placeholders()):
                 return run(*inputs, **kwargs)
-        is_outermost = not now.depth and mode.ranks is None
+        is_outermost = not (now.depth or mode.weighted)
         reshards = not is_outermost if group.reshards is None else group.reshards
-        if group.dtype != group.flat.dtype:
+        if group.casts:
             inputs, kwargs = change_each((inputs, kwargs), self._cast)
-        group.check_places()
-        use = Use(group, now)
-        # A part that is recomputed is followed by the one before it.
-        now.begin(group, "backward" if grad_mode.recomputing else "forward")
+        if not now.depth and not grad_mode.recomputing:
+            self._share_buffers(grad_mode.enabled and group.syncs)
+        use = None
+        if group.parameters:
+            group.check_places()
+            use = Use(group, now)
+            # A part that is recomputed is followed by the one before it.
+            now.begin(group, "backward" if grad_mode.recomputing else "forward")
         now.depth += 1
         try:
             # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
             part = group.axes.part if is_outermost else random_state.given_part
-            with setting(random_state, given_part=part), self._running(), use.installed(group, use.tensors):
+            installed = nullcontext() if use is None else use.installed(group, use.tensors)
+            with setting(random_state, given_part=part), setting(self, _is_running=True), installed:
                 y = run(*inputs, **kwargs)
         finally:
             now.depth -= 1
-        # Backward begins where a recomputed part ends.
-        use.end_forward(y, reshards and not grad_mode.recomputing)
+        if use is not None:
+            # Backward begins where a recomputed part ends.
+            use.end_forward(y, reshards and not grad_mode.recomputing)
         return y
+
+    def _share_buffers(self, will_reduce: bool) -> None:
+        """Copy the buffers of the first rank to all, if a forward pass may have changed them. Collective: yes, then."""
+        shared = self._shared
+        if shared is not None:
+            if shared.are_due and any(shared.registries):
+                shared.broadcast(self._sharded.axes.everyone.ranks[0])  # type: ignore[union-attr]
+            # As in DistributedDataParallel: only after a pass whose backward reduces.
+            shared.are_due = will_reduce
 
     def _cast(self, x: Any) -> Any:
         """Return a floating-point input in the dtype of the parameters."""
@@ -230,18 +254,6 @@ class FullySharded(Module):
             )
         )
 
-    @property
-    def _is_running(self) -> bool:
-        return self.__dict__.get("_depth", 0) > 0
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self.__dict__["_depth"] = self.__dict__.get("_depth", 0) + 1
-        try:
-            yield
-        finally:
-            self.__dict__["_depth"] -= 1
-
     # --- gradients ------------------------------------------------------------------------------------
 
     def _groups(self) -> list[ShardedGroup]:
@@ -251,10 +263,8 @@ class FullySharded(Module):
     def no_sync(self) -> Iterator[None]:
         """Run micro-batches before the last one inside the block; the place of the forward pass decides.
 
-        Gradients "P" stay whole on each rank, and are reduced with those of the first backward after the block.
-        Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
-
-        To give up gradients that wait, call `zero_grad()` of this module: that of an optimizer does not reach them.
+        Gradients "P" wait in `.grad`, whole on each rank, and are reduced with those of the first backward after the
+        block. Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
         """
         groups = [(group, group.syncs) for group in self._groups()]
         for group, _ in groups:
@@ -280,12 +290,6 @@ class FullySharded(Module):
         for group in self._groups() if recurse else [self._sharded]:
             group.syncs = bool(requires_gradient_sync)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to None, or (False) fill them with zeros in place; drop those that are not reduced yet."""
-        super().zero_grad(set_to_none)
-        for group in self._groups():
-            group.partial = None
-
     # --- gathering ------------------------------------------------------------------------------------
 
     def unshard(self) -> None:
@@ -303,26 +307,24 @@ class FullySharded(Module):
 
         Collective: yes.
         """
-        saved = self._saved_tensors()
-        return {name: to_host((x if x.placement is None else x.full_tensor()).data).copy() for name, x in saved}
+        self._share_buffers(False)
+        found = {}
+        for name, x in self._saved_tensors():
+            if x.placement is not None:
+                with running_on(x.placement.layout.mesh.ranks):
+                    x = x.full_tensor()
+            found[name] = to_host(x.data).copy()
+        return found
 
     def load_full_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
         """Load whole arrays, of which each rank takes its slices. Arguments and errors as `load_state_dict`."""
         own = dict(self._saved_tensors())
-        rank = current().rank
-        return self.load_state_dict({name: _slice_for(own.get(name), x, rank) for name, x in state.items()}, strict)
+        arrays = {name: x.data if isinstance(x, Tensor) else x for name, x in state.items()}
+        whole = [name for name, x in arrays.items() if name in own and getattr(x, "shape", None) == own[name].shape]
+        return self.load_state_dict(arrays | {name: own[name]._slice(name, arrays[name]) for name in whole}, strict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError(f"{self._sharded.name} is sharded and cannot be copied; copy the model before fully_shard.")
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self._sharded.name} is sharded and cannot be saved or sent; take its full_state_dict().")
-
-
-def _slice_for(parameter: Tensor | None, value: Any, rank: int) -> Any:
-    """Return the rank's slice of a whole value, if it is one of a sharded parameter."""
-    place = None if parameter is None else parameter.placement
-    array = value.data if isinstance(value, Tensor) else value
-    if place is None or getattr(array, "shape", None) != place.shape:
-        return value
-    return array[place.layout.slices(rank, place.shape)]

@@ -9,32 +9,34 @@ clipping and checkpoints see. The slices of a group are views of one array:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simparallel import collectives
+from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import is_written_since
 from simparallel.backend import Array, get_namespace
-from simparallel.clock.memory import BUFFERS, PARAMETERS
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.memory import BUFFERS, GATHERED, GRADIENTS, PARAMETERS
+from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.comm import Work, current
 from simparallel.errors import InputError
-from simparallel.nn import Module
-from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.nn.deferred import is_deferred, materialize, placeholder
 from simparallel.nn.parameter import Parameter
 from simparallel.parallel.ddp.buckets import empty_like
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
+from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
-from simparallel.parallel.sharded.rows import FlatRows
-from simparallel.parallel.sharded.stored import STORED, WHOLE
+from simparallel.parallel.sharded.rows import FlatRows, flat_rows
+from simparallel.parallel.sharded.stored import READ_ONLY, STORED, WHOLE
 
-# A module, and the name under which it has a parameter.
-Place = tuple[Module, str]
+# The parameters of a module, and the name of one; not the module, which refers to its group.
+Place = tuple[dict[str, Any], str]
 
 
 class Gathering(NamedTuple):
@@ -51,7 +53,8 @@ class ShardedGroup:
 
     Args:
         name: path of the module, for messages; the same on every rank.
-        places: each parameter, and the modules and names under which it is used.
+        places: each parameter, and the registries and names under which it is used; none for a module whose parameters
+            are all in groups of children.
         axes: the ranks.
         letters: where parameters, gradients and state are.
         precision: dtypes to compute and to reduce in; None for that of the parameters.
@@ -60,15 +63,15 @@ class ShardedGroup:
 
     Attributes:
         parameters: the leaves.
-        dtype: of the whole parameters; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
+        dtype: of the whole parameters, None without any; `casts`: it is another one than that of the slices, and
+            inputs are cast to it; `travel_dtype`: of the gradients that are reduced; `sum_dtype`: of those of
             several micro-batches that are not reduced yet, the wider one of that and the parameters' dtype.
+        computed: for each parameter its placement where ops read it, None if this rank then has all of it.
         kept: whole parameters that stay from step to step, by tensor; None if each use gathers its own.
         reshards: the whole parameters are freed after forward, and gathered again in backward; None until it is known
             whether this group is the outermost.
         syncs: backward reduces the gradients of forward passes that begin now.
-        partial: gradients that are not reduced yet: numbers of the parameters, the gradients by rank, and which of the
-            parameters have one.
-        next: "forward" or "backward" -> the group that was used after this one; None if that had its parameters.
+        next: "forward" or "backward" -> the group that was used after this one, unless that had its parameters.
     """
 
     def __init__(
@@ -81,23 +84,29 @@ class ShardedGroup:
     ) -> None:
         self.name, self.places, self.axes, self.letters = name, list(places.values()), axes, letters
         self.parameters = list(places)
-        self._stored_dtype = self.parameters[0].dtype
-        self.dtype = (precision and precision.param_dtype) or self._stored_dtype
-        self.travel_dtype = (precision and precision.travel_dtype) or self._stored_dtype
-        self.sum_dtype = np.promote_types(self._stored_dtype, self.travel_dtype)
-        # Whole parameters of the stored dtype contain the slices.
-        self._holds_slices = letters.keeps_whole and self.dtype == self._stored_dtype
-        self.kept: Array | None = None
-        self.rows = FlatRows([p.shape for p in self.parameters], axes.size)
-        self.rows_of = lru_cache(maxsize=4)(self._rows_of)
+        self._stored_dtype: Any = self.parameters[0].dtype if places else None
+        self.dtype: Any = (precision and precision.param_dtype) or self._stored_dtype
+        self.casts = self.dtype != self._stored_dtype
         self.reshards: bool | None = None
         self.syncs = True
-        self.partial: tuple[tuple[int, ...], Array, set[int]] | None = None
-        self.next: dict[str, ShardedGroup | None] = {}
+        self.next: dict[str, weakref.ref[ShardedGroup]] = {}
         self._ahead: Gathering | None = None
+        if not places:
+            return
+        stored = self.parameters[0].dtype
+        self.travel_dtype = (precision and precision.travel_dtype) or stored
+        self.sum_dtype = np.promote_types(stored, self.travel_dtype)
+        # Whole parameters of the stored dtype contain the slices.
+        self._holds_slices = letters.keeps_whole and not self.casts
+        self.kept: Array | None = None
+        self.computed = [p.placement for p in self.parameters]
+        self._stored = [axes.stored(p) for p in self.parameters]
+        self.rows = flat_rows(tuple(p._data.shape for p in self.parameters), axes.size)
         # The time at which all ranks' slices of a whole array were the present ones; None before the first.
         self._gathered_at: int | None = None
-        self._store([p._data for p in self.parameters], [p.shape for p in self.parameters])
+        if axes.shard is not None:
+            axes.shard.transport.segment.need([axes.shard.ranks[rank] for rank in self.rows.uneven_ranks])
+        self._store([p._data for p in self.parameters], self.rows.shapes)
         if axes.replicas is not None:
             # Reductions keep replicas equal, but do not make them so.
             with current().for_purpose(f"parameters of {name}"):
@@ -122,11 +131,11 @@ class ShardedGroup:
         self.flat[...] = 0
         own = self.rows.own_chunks_by_tensor if self._holds_slices else self.rows.own_chunks
         self.slices = own(self.flat, rank)
-        if self._holds_slices or (self.axes.shard is None and self.dtype == self._stored_dtype):
+        if self._holds_slices or (self.axes.shard is None and not self.casts):
             self.kept = self.flat
         spans = self.rows.spans(rank)
-        for p, value, shape, own_slice, (first, last) in zip(
-            self.parameters, values, shapes, self.slices, spans, strict=True
+        for p, value, shape, own_slice, (first, last), stored in zip(
+            self.parameters, values, shapes, self.slices, spans, self._stored, strict=True
         ):
             if is_deferred(p):
                 # Random numbers depend on the index of the element: a rank draws its rows alone.
@@ -135,10 +144,11 @@ class ShardedGroup:
                 value = value[first:last]
             own_slice[...] = value
             p._data = own_slice
-            if self.axes.shard is not None:
-                p.placement, p.interpreter = self.axes.placement(shape), STORED
-            elif self.axes.replicas is not None:
-                p.interpreter = WHOLE
+            p.placement = stored
+            if self.axes.shard is not None and self.letters.keeps_whole:
+                p.interpreter = READ_ONLY
+            else:
+                p.interpreter = WHOLE if stored is None else STORED
         self._gathered_at = None
 
     def _follow_values(self) -> None:
@@ -159,13 +169,21 @@ class ShardedGroup:
     def check_places(self) -> None:
         """Refuse modules in which the program has replaced a parameter. Raises InputError."""
         for p, own in zip(self.parameters, self.places, strict=True):
-            for module, name in own:
-                if module._parameters.get(name) is not p:
+            for registry, name in own:
+                if registry.get(name) is not p:
                     raise InputError(
                         f"fully_shard: {p.name or name} of {self.name} was replaced by another tensor, which no group "
                         "has. Write values by load_full_state_dict() or p.data = ..., and replace parameters before "
                         "fully_shard."
                     )
+
+    def placeholders(self) -> list[Tensor]:
+        """Return tensors without data in place of the whole parameters."""
+        arrays = [placeholder(shape, self.dtype) for shape in self.rows.shapes]
+        return [
+            Tensor._result(array, None, None, place, None if place is None else SHARDED)
+            for array, place in zip(arrays, self.computed, strict=True)
+        ]
 
     # --- gathering --------------------------------------------------------------------------------------
 
@@ -174,11 +192,17 @@ class ShardedGroup:
         if self._ahead is None and self.axes.shard is not None and not self.letters.keeps_whole:
             self._follow_values()
             self._ahead = self._start(self.slices)
+            self._set_interpreter(READ_ONLY)
+
+    def _set_interpreter(self, interpreter: NamedInterpreter) -> None:
+        for p in self.parameters:
+            p.interpreter = interpreter
 
     def forget_ahead(self) -> None:
         """Drop parameters that were gathered ahead."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.work is not None:
+            self._set_interpreter(STORED)
             ahead.work.wait()
 
     def gather(self, stored: Sequence[Array] | None = None) -> Array:
@@ -205,6 +229,7 @@ class ShardedGroup:
         is_same = ahead is not None and all(a is b for a, b in zip(ahead.sent, stored, strict=True))
         if ahead is not None and is_same and not is_written_since(self.flat, ahead.begun):
             self._ahead = None
+            self._set_interpreter(STORED)
             return self._finish(ahead)
         self.forget_ahead()
         return self._finish(self._start(stored))
@@ -212,7 +237,7 @@ class ShardedGroup:
     def _start(self, stored: Sequence[Array]) -> Gathering:
         begun, wire = next(grad_mode.numbers), self.flat
         is_flat = not self._holds_slices and all(a is b for a, b in zip(stored, self.slices, strict=True))
-        if not is_flat or self.dtype != self._stored_dtype:
+        if not is_flat or self.casts:
             wire = self._new_array(self.rows.size, BUFFERS)
             wire[...] = 0
             for own, value in zip(self.rows.own_chunks(wire, self.axes.rank), stored, strict=True):
@@ -228,7 +253,7 @@ class ShardedGroup:
         if gathering.work is None:
             return gathering.by_rank
         gathering.work.wait()
-        flat = self._new_array(self.rows.size * self.axes.size, PARAMETERS) if flat is None else flat
+        flat = self._new_array(self.rows.size * self.axes.size, GATHERED) if flat is None else flat
         recorder = current_recorder()
         start_ns = 0 if recorder is None else recorder.now_ns()
         self.rows.to_tensors(gathering.by_rank, flat)
@@ -238,9 +263,38 @@ class ShardedGroup:
 
     # --- gradients --------------------------------------------------------------------------------------
 
-    def _rows_of(self, numbers: tuple[int, ...]) -> FlatRows:
+    def is_waiting(self, i: int) -> bool:
+        """Return whether parameter number `i` has a gradient in `.grad` that a reduction includes."""
+        grad = self.parameters[i]._grad
+        return grad is not None and (grad.placement is None or bool(grad.placement.layout.partial))
+
+    def take_waiting(self, i: int) -> Array | None:
+        """Return the gradient of parameter number `i` that waits in `.grad`, and set that to None; None without one."""
+        if not self.is_waiting(i):
+            return None
+        p = self.parameters[i]
+        grad, p._grad = p._grad, None
+        return None if grad is None else grad._data
+
+    def wait(self, i: int, gradient: Array) -> None:
+        """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there."""
+        p = self.parameters[i]
+        whole = gradient.astype(self.sum_dtype, order="C")
+        if p._grad is not None:
+            # A mean over the ranks is one of as many addends, of which this rank has a slice.
+            first, last = self.rows.spans(self.axes.rank)[i]
+            whole[first:last] += p._grad._data * self.axes.size
+        observer_of(p._device).memory.hold(whole, GRADIENTS)
+        if p.placement is None:
+            p._grad = Tensor._result(whole, None, p._device)
+        else:
+            p._grad = Tensor._result(
+                whole, None, p._device, self.axes.partial(self.computed[i], p.shape), p.interpreter
+            )
+
+    def rows_of(self, numbers: tuple[int, ...]) -> FlatRows:
         """Return the places of these parameters' gradients."""
-        return FlatRows([self.rows.shapes[i] for i in numbers], self.axes.size)
+        return flat_rows(tuple(self.rows.shapes[i] for i in numbers), self.axes.size)
 
     def reduce(self, by_rank: Array) -> Work:
         """Start to average gradients over all ranks, and return the work; its result are the means of this rank's rows.

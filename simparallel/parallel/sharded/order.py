@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,15 +15,19 @@ from simparallel.comm import Work, current
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.optim.optimizer import optimizers_of
+from simparallel.parallel.ddp.summed import Along, summed
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.operator.interpreter import sharder
+from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.group import ShardedGroup
 
 
 class _Reduction(NamedTuple):
-    """Gradients under way, in the backward pass that delivers them."""
+    """Gradients under way, in the backward pass that delivers them; `unfinished` as in `UseOrder.reduce`."""
 
     group: ShardedGroup
     numbers: tuple[int, ...]
+    unfinished: Mapping[int, tuple[str, ...]]
     work: Work
     backward: Backward
 
@@ -40,22 +44,16 @@ class UseOrder:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._last: dict[str, ShardedGroup] = {}
+        # The phase and the group of the last use.
+        self._last: tuple[str, weakref.ref[ShardedGroup]] | None = None
         self._reductions: list[_Reduction] = []
         self._finishing: Backward | None = None
-        # id of a parameter -> the parameter of a group.
-        self._grouped: dict[int, weakref.ref[Tensor]] = {}
         self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def add(self, group: ShardedGroup) -> None:
-        """Note a new group and its parameters."""
+        """Note a new group."""
         self._groups.add(group)
-        self._grouped |= {id(p): weakref.ref(p) for p in group.parameters}
-
-    def has(self, parameter: Tensor) -> bool:
-        """Return whether a parameter belongs to a group."""
-        found = self._grouped.get(id(parameter))
-        return found is not None and found() is parameter
+        summed().add(group.parameters, Along(group.axes.mesh, group.axes.names))
 
     def syncs(self) -> dict[ShardedGroup, bool]:
         """Return which groups reduce the gradients of forward passes that begin now."""
@@ -83,26 +81,43 @@ class UseOrder:
             gathers: this use needs the parameters; else they were there, and it is no use to gather them ahead.
         """
         # The first group of a pass through the outermost module follows none.
-        last = None if phase == "forward" and not self.depth else self._last.get(phase)
-        if last is not None and last is not group:
-            last.next[phase] = group if gathers else None
-        self._last = {phase: group}
-        follower = group.next.get(phase)
+        last = None if phase == "forward" and not self.depth else self._last
+        before = last[1]() if last is not None and last[0] == phase else None
+        if before is not None and before is not group:
+            before.next.pop(phase, None)
+            if gathers:
+                before.next[phase] = weakref.ref(group)
+        self._last = phase, weakref.ref(group)
+        follower = group.next[phase]() if phase in group.next else None
         if follower is not None:
             follower.gather_ahead()
 
-    def reduce(self, group: ShardedGroup, numbers: tuple[int, ...], by_rank: Array) -> None:
-        """Start to reduce the gradients of a group; deliver them at the latest at the end of backward."""
+    def end_backward(self) -> None:
+        """Note that a backward pass is over: the first group of another one follows none."""
+        if self._last is not None and self._last[0] == "backward":
+            self._last = None
+
+    def reduce(
+        self, group: ShardedGroup, numbers: tuple[int, ...], by_rank: Array, unfinished: Mapping[int, tuple[str, ...]]
+    ) -> None:
+        """Start to reduce the gradients of a group; deliver them at the latest at the end of backward.
+
+        Args:
+            group: the group.
+            numbers: of the parameters with a gradient.
+            by_rank: their gradients.
+            unfinished: number of a parameter -> axes of its layout along which its gradient is still to be summed.
+        """
         running = running_backward()
         self._finish()
         if self._finishing is not running:
-            self._check_others(group)
+            self._check_others(group, running)
             self._finishing = running
             running.callbacks.append((BEFORE_OTHERS, self._end))
-        if group.axes.is_alone:
-            self._deliver(group, numbers, by_rank, running)
+        if group.axes.everyone is None:
+            self._deliver(group, numbers, unfinished, by_rank, running)
         else:
-            self._reductions.append(_Reduction(group, numbers, group.reduce(by_rank), running))
+            self._reductions.append(_Reduction(group, numbers, unfinished, group.reduce(by_rank), running))
 
     def _end(self) -> None:
         """Finish the last reduction."""
@@ -111,39 +126,58 @@ class UseOrder:
 
     def _finish(self) -> None:
         while self._reductions:
-            group, numbers, work, backward = self._reductions.pop()
+            group, numbers, unfinished, work, backward = self._reductions.pop()
             own = work.wait()
             # The pass that wanted them was left by an error.
             if backward.is_over:
                 continue
             among_replicas = group.reduce_replicas(own)
-            self._deliver(group, numbers, own if among_replicas is None else among_replicas.wait(), backward)
+            own = own if among_replicas is None else among_replicas.wait()
+            self._deliver(group, numbers, unfinished, own, backward)
 
-    def _deliver(self, group: ShardedGroup, numbers: tuple[int, ...], own: Array, backward: Backward) -> None:
+    def _deliver(
+        self,
+        group: ShardedGroup,
+        numbers: tuple[int, ...],
+        unfinished: Mapping[int, tuple[str, ...]],
+        own: Array,
+        backward: Backward,
+    ) -> None:
         own = own.astype(group.parameters[0].dtype, copy=False)
         recorder = current_recorder()
         if recorder is not None:
             recorder.memory.hold(own, GRADIENTS)
         for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
-            backward.deliver(group.parameters[i], gradient)
+            among = group.axes.among(group.computed[i], unfinished.get(i, ()))
+            if among is None:
+                backward.deliver(group.parameters[i], gradient)
+            else:
+                # With those of other groups, and of parameters that no group has.
+                with group.axes.running():
+                    sharder().sums.add(group.parameters[i], gradient, among)
 
-    def _check_others(self, group: ShardedGroup) -> None:
-        """Refuse an optimizer that also updates parameters whose gradients nobody reduces.
+    def _check_others(self, group: ShardedGroup, running: Backward) -> None:
+        """Refuse optimizers of parameters that the same loss depends on, and whose gradients nobody reduces.
 
         Raises:
             InputError: names them. Nothing was updated.
         """
-        own: Sequence[Tensor] = group.parameters
-        for optimizer in [] if group.axes.is_alone else optimizers_of(own):
-            trained = [p for p in optimizer.parameters if p.requires_grad and p.placement is None]
-            left = [p for p in trained if not (self.has(p) or is_reduced(p))]
+        # A pipeline sums all other gradients.
+        for optimizer in [] if mode.weighted else optimizers_of():
+            trained = [p for p in optimizer.parameters if p.requires_grad and running.reaches(p)]
+            # Along the axes of a layout, ops sum.
+            left = [p for p in trained if not (is_reduced(p) or _is_everywhere(p))]
             if left:
                 names = ", ".join(p.name or f"a tensor of shape {p.shape}" for p in left[:4])
                 raise InputError(
-                    f"fully_shard: {type(optimizer).__name__} updates the parameters of {group.name}, and {names}, "
-                    "which no group has: their gradients would be those of this rank's batch alone. Call fully_shard "
-                    "for the whole model, too, after its parts."
+                    f"fully_shard: the loss depends on the parameters of {group.name}, and on {names}, which "
+                    f"{type(optimizer).__name__} updates and no group has: their gradients would be those of this "
+                    "rank's batch alone. Call fully_shard for the whole model, too, after its parts."
                 )
+
+
+def _is_everywhere(p: Tensor) -> bool:
+    return p.placement is not None and p.placement.layout.mesh.size == current().world_size
 
 
 def order() -> UseOrder:

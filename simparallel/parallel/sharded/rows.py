@@ -10,6 +10,7 @@ collective needs equal parts, so on the wire, and there alone, each chunk is pad
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -41,6 +42,12 @@ class FlatRows:
     def spans(self, rank: int) -> list[tuple[int, int]]:
         """Return the rows of each tensor that a rank has: first, past the last."""
         return [chunk_span(shape[0], self.ranks, rank) for shape in self.shapes]
+
+    @property
+    def uneven_ranks(self) -> list[int]:
+        """The ranks next to which another one has another number of rows of a tensor."""
+        full = [shape[0] // -(-shape[0] // self.ranks) for shape in self.shapes if shape[0] % self.ranks]
+        return sorted({rank for count in full for rank in (count - 1, count, count + 1) if 0 <= rank < self.ranks})
 
     def own_chunks(self, segment: Array, rank: int) -> list[Array]:
         """Return the rank's chunk of each tensor, without padding, as views of its part of an array by rank."""
@@ -81,3 +88,9 @@ class FlatRows:
         rows[:full] = flat[: full * chunk].reshape(full, chunk)
         if full < self.ranks:
             rows[full : full + 1, : flat.size - full * chunk] = flat[full * chunk :]
+
+
+@lru_cache(maxsize=4096)
+def flat_rows(shapes: tuple[Shape, ...], ranks: int) -> FlatRows:
+    """Return the places of these tensors' chunks."""
+    return FlatRows(shapes, ranks)

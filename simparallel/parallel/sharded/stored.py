@@ -1,21 +1,27 @@
 """The interpreters of ops that read a stored parameter outside of the module that gathers it.
 
-There it is a slice, or it is whole and nobody would reduce its gradient.
+There it is a slice, or it is whole and nobody would reduce its gradient, or it was freed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tensor import Tensor
+from simparallel.backend import Array
 from simparallel.errors import LayoutError
-from simparallel.parallel.operator.interpreter import ShardedInterpreter
+from simparallel.optim.optimizer import optimizers_of
+from simparallel.parallel.operator.interpreter import ShardedInterpreter, running_on
 
 
 class _Stored(ShardedInterpreter):
     """Runs ops on stored parameters among themselves, such as a norm; refuses to combine them with activations."""
+
+    reduces = True
 
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the slices of this rank.
@@ -31,11 +37,27 @@ class _Stored(ShardedInterpreter):
                 "Call fully_shard for a module that contains all its uses, as for tied weights, or full_tensor() for "
                 "its values."
             )
-        return super().run(op, inputs)
+        place = next(x.placement for x in inputs if x.placement is not None)
+        with running_on(place.layout.mesh.ranks):
+            return super().run(op, inputs)
+
+
+class _ReadOnly(_Stored):
+    """The interpreter of slices of which other ranks keep copies: they are gathered again after a noted write only."""
+
+    def data_of(self, x: Tensor) -> Array:
+        """Return the slice, read-only but for an optimizer's update. An array on a GPU has no such flag."""
+        if not isinstance(x._data, np.ndarray) or any(each.is_updating for each in optimizers_of((x,))):
+            return x._data
+        view = x._data.view()
+        view.flags.writeable = False
+        return view
 
 
 class _Whole(NamedInterpreter):
     """Runs ops on whole parameters among themselves; refuses to combine them with activations on the tape."""
+
+    reduces = True
 
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the arrays of its inputs; a result that is not a number has this interpreter, too.
@@ -65,5 +87,23 @@ class _Whole(NamedInterpreter):
         return y
 
 
+class _Freed(NamedInterpreter):
+    """Refuses ops on a whole parameter after the forward that read it."""
+
+    def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """Refuse the op.
+
+        Raises:
+            LayoutError: always.
+        """
+        raise LayoutError(
+            f"{op.described}: a parameter of a module that was given to fully_shard was kept after the forward of its "
+            "module, which gathers it for this time alone. Read it from the module in each forward, or keep a "
+            "detach().clone()."
+        )
+
+
 STORED = _Stored("STORED")
+READ_ONLY = _ReadOnly("READ_ONLY")
 WHOLE = _Whole("WHOLE")
+FREED = _Freed("FREED")

@@ -23,15 +23,16 @@ from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tree_map import leaves
 from simparallel.backend import Array, get_namespace, is_array
-from simparallel.clock.memory import GRADIENTS, owner_of
-from simparallel.clock.recorder import observer_of
+from simparallel.clock.memory import owner_of
 from simparallel.comm import current
 from simparallel.errors import InputError, UnusedParameterError
 from simparallel.nn.deferred import placeholder
 from simparallel.parallel.ddp.buckets import empty_like
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.sharded.group import ShardedGroup
 from simparallel.parallel.sharded.order import UseOrder
+from simparallel.parallel.sharded.stored import FREED
 
 
 class Use:
@@ -71,28 +72,32 @@ class Use:
             for k, i in enumerate(trained):
                 parts[i] = Node(_Part(gather, k), SimpleNamespace(needs=(True,)), (whole,))  # type: ignore[arg-type]
             self._own_nodes = [node, *parts.values()]
-        return [
-            Tensor._result(array, parts.get(i), p._device)
-            for i, (p, array) in enumerate(zip(group.parameters, arrays, strict=True))
-        ]
+        return [self._tensor(i, array, parts.get(i)) for i, array in enumerate(arrays)]
+
+    def _tensor(self, i: int, array: Array, node: Node | None = None) -> Tensor:
+        """Return a parameter as the module computes with it: on a slice of its own, if it is cut."""
+        place = self.group.computed[i]
+        interpreter = None if place is None else SHARDED
+        return Tensor._result(array, node, self.group.parameters[i]._device, place, interpreter)
 
     # --- forward ----------------------------------------------------------------------------------------
 
     @staticmethod
     @contextmanager
     def installed(group: ShardedGroup, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Let the modules read these tensors in place of the parameters of a group, inside the block."""
+        """Let modules read these tensors in place of the parameters of a group, on its ranks, inside the block."""
         places = group.places
-        before = [module._parameters[name] for own in places for module, name in own]
+        before = [registry[name] for own in places for registry, name in own]
         for tensor, own in zip(tensors, places, strict=True):
-            for module, name in own:
-                module._parameters[name] = tensor  # type: ignore[assignment]
+            for registry, name in own:
+                registry[name] = tensor
         try:
-            yield
+            with group.axes.running():
+                yield
         finally:
             names = [place for own in places for place in own]
-            for (module, name), parameter in zip(names, before, strict=True):
-                module._parameters[name] = parameter
+            for (registry, name), parameter in zip(names, before, strict=True):
+                registry[name] = parameter
 
     def end_forward(self, results: Any, reshards: bool) -> None:
         """Find the ops that keep views of the parameters; with `reshards` drop these views, and so the parameters."""
@@ -103,6 +108,11 @@ class Use:
             node.number = next(grad_mode.numbers)
         self._own_nodes = []
         self._known = [weakref.ref(x) for x in tensors]
+        # A module may return a parameter itself.
+        returned = set(map(id, leaves(results)))
+        for tensor, p in zip(tensors, self.group.parameters, strict=True):
+            if id(tensor) not in returned:
+                _free(tensor, p)
         is_freed = flat is not self.group.kept
         for node in _nodes_since(results, self._start):
             found = list(_views(node.ctx, flat)) if is_freed else []
@@ -113,12 +123,6 @@ class Use:
                 for view in found:
                     view.drop(node.ctx)
             node.op = _Kept(node.op, self, found if reshards else [])  # type: ignore[assignment]
-        if reshards:
-            # A module may return a parameter itself.
-            returned = set(map(id, leaves(results)))
-            for tensor in tensors:
-                if id(tensor) not in returned:
-                    tensor._data = placeholder(tensor._data.shape, tensor._data.dtype)
         if reshards or not self._num_kept:
             self._flat = None
 
@@ -131,8 +135,7 @@ class Use:
             self._backward, self._num_left = running, self._num_kept
             if gathers := self._flat is None:
                 self._flat = self.group.gather(self._stored)
-            # If backward does not reach all ops of the forward pass.
-            running.callbacks.append((BEFORE_OTHERS, self.free))
+            running.callbacks.append((BEFORE_OTHERS, self._end_backward))
             self.order.begin(self.group, "backward", gathers)
         assert self._flat is not None
         return self._flat
@@ -141,12 +144,16 @@ class Use:
     def installed_again(self, flat: Array, syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
         """Let modules run as in forward, inside the block: with the same tensors as parameters, and with `syncs`."""
         tensors = []
-        for known, array, p in zip(self._known, self.group.rows.tensors(flat), self.group.parameters, strict=True):
+        for i, (known, array) in enumerate(zip(self._known, self.group.rows.tensors(flat), strict=True)):
             x = known()
-            tensors.append(Tensor._result(array, None, p._device) if x is None else x)
-            tensors[-1]._data = array
+            tensors.append(self._tensor(i, array) if x is None else x)
+            place = self.group.computed[i]
+            tensors[-1]._data, tensors[-1].placement = array, place
+            tensors[-1].interpreter = None if place is None else SHARDED
         with self.installed(self.group, tensors), self.order.syncing(syncs):
             yield
+        for tensor, p in zip(tensors, self.group.parameters, strict=True):
+            _free(tensor, p)
 
     def count(self) -> None:
         """Free the whole parameters after the last op that reads them."""
@@ -154,24 +161,37 @@ class Use:
         if not self._num_left:
             self.free()
 
+    def _end_backward(self) -> None:
+        # It may not have reached all ops of the forward pass.
+        self.free()
+        self.order.end_backward()
+
     def free(self) -> None:
         """Free the whole parameters."""
         self._flat = None
 
 
+def _free(tensor: Tensor, parameter: Tensor) -> None:
+    """Let go the values of a whole parameter: from now on ops refuse it, and reading it is reading a slice."""
+    tensor._data = placeholder(tensor._data.shape, tensor._data.dtype)
+    tensor.placement, tensor.interpreter = parameter.placement, FREED
+
+
 class _WholeParameters(Reversible):
-    """The op that makes whole parameters of slices.
+    """The op that makes whole parameters of slices; backward reduces their gradients, with those that wait in `.grad`.
 
     Args:
         use: of which forward pass.
         numbers: of the parameters that need a gradient.
-        syncs: backward reduces the gradients.
+        syncs: False if the gradients wait; then backward does not reach this op.
     """
 
     def __init__(self, use: Use, numbers: tuple[int, ...], syncs: bool) -> None:
-        self._use, self.numbers, self._syncs = use, numbers, syncs
+        self._use, self.numbers, self.syncs = use, numbers, syncs
         self.group, self.rows = use.group, use.group.rows_of(numbers)
         self.arrived: set[int] = set()
+        # Number of a parameter -> axes of its layout along which ops have left its gradient unfinished.
+        self.unfinished: dict[int, tuple[str, ...]] = {}
 
     def new_gradients(self, like: Array) -> Array:
         """Return an array of zeros, by rank, which peers can read in place."""
@@ -181,32 +201,24 @@ class _WholeParameters(Reversible):
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         group, arrived, self.arrived = self.group, self.arrived, set()
-        if group.partial is not None:
-            numbers, before, already = group.partial
-            if numbers != self.numbers:
-                raise InputError(
-                    f"fully_shard: parameters of {group.name} were frozen or released since gradients were "
-                    "accumulated without synchronisation; reduce these gradients first, or call zero_grad()."
-                )
-            before += dy
-            arrived, group.partial = arrived | already, None
-            if self._syncs and before.dtype != dy.dtype:
-                dy[...] = before
-            else:
-                dy = before
-        if not self._syncs:
-            group.partial = self.numbers, dy.astype(group.sum_dtype, copy=False), arrived
-            observer_of(group.parameters[0]._device).memory.hold(group.partial[1], GRADIENTS)
-        else:
-            unused = [group.parameters[i].name for k, i in enumerate(self.numbers) if k not in arrived]
-            if unused:
-                raise UnusedParameterError(
-                    f"fully_shard, rank {current().rank}: no gradient reached {', '.join(unused)}, and other "
-                    f"parameters of {group.name} have one. Use every parameter in the loss, or call "
-                    "requires_grad_(False) on those that stay fixed.",
-                    names=unused,
-                )
-            self._use.order.reduce(group, self.numbers, dy)
+        unfinished, self.unfinished = self.unfinished, {}
+        late = {k: group.take_waiting(i) for k, i in enumerate(self.numbers) if k not in arrived}
+        unused = [group.parameters[self.numbers[k]].name for k, waiting in late.items() if waiting is None]
+        if unused:
+            raise UnusedParameterError(
+                f"fully_shard, rank {current().rank}: no gradient reached {', '.join(unused)}, and other "
+                f"parameters of {group.name} have one. Use every parameter in the loss, or call "
+                "requires_grad_(False) on those that stay fixed.",
+                names=unused,
+            )
+        if any(group.take_waiting(i) is not None for i in range(len(group.parameters)) if i not in self.numbers):
+            raise InputError(
+                f"fully_shard: parameters of {group.name} were frozen or released since gradients were "
+                "accumulated without synchronisation; reduce such gradients first. They were given up."
+            )
+        for k, waiting in late.items():
+            self.rows.put(dy, k, waiting)
+        self._use.order.reduce(group, self.numbers, dy, unfinished)
         return (None,) * len(self.numbers)
 
     def __repr__(self) -> str:
@@ -221,10 +233,28 @@ class _Part(Reversible):
     def __init__(self, gather: _WholeParameters, k: int) -> None:
         self._gather, self._k = gather, k
 
+    @property
+    def sums_result(self) -> bool:  # type: ignore[override]
+        # The group sums slices, once. Gradients that wait for further micro-batches are finished before.
+        gather = self._gather
+        return gather.syncs and not gather.group.is_waiting(gather.numbers[self._k])
+
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        by_rank = self._gather.new_gradients(dy) if ctx.accumulate_into is None else ctx.accumulate_into
-        self._gather.rows.put(by_rank, self._k, dy)
-        self._gather.arrived.add(self._k)
+        gather = self._gather
+        group, i = gather.group, gather.numbers[self._k]
+        dy = group.axes.addend(dy)
+        waiting = group.take_waiting(i)
+        if waiting is not None:
+            waiting += dy
+            dy = waiting
+        if not gather.syncs:
+            group.wait(i, dy)
+            return (None,)
+        by_rank = gather.new_gradients(dy) if ctx.accumulate_into is None else ctx.accumulate_into
+        gather.rows.put(by_rank, self._k, dy)
+        gather.arrived.add(self._k)
+        if axes := running_backward().unfinished.pop(id(ctx), ()):
+            gather.unfinished[i] = axes
         return (by_rank,)
 
     def __repr__(self) -> str:

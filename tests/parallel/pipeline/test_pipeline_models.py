@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from refusals import refused
@@ -448,3 +450,49 @@ def test_a_tied_weight_may_be_transposed():
     _check(_transposed, _square, [x], x, 2, stages=[["first", "offset"], ["second", "first.weight"]])
     for stages in ([["first", "offset"], ["second"]], [["first"], ["second", "first.weight", "offset"]]):
         _refusal(InputError, lambda s=stages: Pipeline(_transposed(), _square, 2, stages=s).step(x, x))
+
+
+def _features(layout):
+    network = nn.Sequential(nn.Linear(4, 10, dtype=np.float64), nn.Tanh(), nn.Linear(10, 3, dtype=np.float64))
+    cuts = {"0.weight": ("tp", "None"), "0.bias": ("tp",), "2.weight": ("None", "tp")}
+    return sp.distribute_module(network, layout, cuts), [["0", "1"], ["2"]]
+
+
+def _sequence(layout):
+    block = partial(sp.parallel.ParallelTransformerBlock, 4, 2, layout, sequence_parallel=True, dtype=np.float64)
+    first = sp.distribute_module(nn.Linear(4, 4, dtype=np.float64), layout)
+    return nn.Sequential(first, block(), block()), [["0", "1"], ["2"]]
+
+
+def _train_cut(make, sizes, inputs, labels):
+    sp.set_seed(4)
+    mesh, rank = sp.Mesh(sizes, ("pp", "tp")), sp.get_rank()
+    network, stages = make(sp.Layout.of_mesh(mesh.part(("tp",), rank)))
+    stages = stages if sizes[0] > 1 else [sum(stages, [])]
+    pipeline, recorder = Pipeline(network, _square, 4, mesh=mesh, stages=stages), current_recorder()
+    loss = pipeline.step(inputs, labels).item()
+    # Values and gradients, without those of `predict`.
+    sent = {e.size_bytes for e in recorder.events if e.name == "send"}
+    predicted = pipeline.predict(inputs).numpy()
+    with running_on(mesh.group("tp", rank)):
+        gradients = {name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()}
+    return loss, sent, predicted, gradients
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes_bytes"),
+    # 5 positions of 10 features in 2 slices; of 4 features, 3 positions on one rank, and 2 on the other.
+    [(_features, {5 * 5 * 8}), (_sequence, {3 * 4 * 8, 2 * 4 * 8})],
+    ids=["features", "sequence"],
+)
+def test_cut_values_cross_stages_cut(make, sizes_bytes):
+    """A value that the ranks of a stage have in slices goes to the next stage in slices, and so does its gradient."""
+    data = np.random.default_rng(1).standard_normal((4, 5, 4)), np.zeros((4, 5, 1))
+    ((loss, _, predicted, gradients),) = sp.launch(_train_cut, (make, (1, 1), *data), world_size=1, transport="inline")
+    found = sp.launch(_train_cut, (make, (2, 2), *data), world_size=4, transport="inline")
+    assert set.union(*(sent for _, sent, _, _ in found)) == sizes_bytes
+    for other, _, output, own in found:
+        assert other == pytest.approx(loss, rel=1e-12)
+        np.testing.assert_allclose(output, predicted, rtol=1e-10)
+        for name, gradient in own.items():
+            np.testing.assert_allclose(gradient, gradients[name], rtol=1e-10, atol=1e-14, err_msg=name)

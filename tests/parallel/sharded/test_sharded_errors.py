@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -46,12 +48,6 @@ def _with_gradient() -> Any:
     return fully_shard(net)
 
 
-def _cut_already() -> Any:
-    net = mlp()
-    sp.parallel.distribute_module(net, sp.Layout((1,), ("tp",)))
-    return fully_shard(net)
-
-
 def _tied_between_groups() -> Any:
     net = sp.nn.Sequential(sp.nn.Linear(3, 3), sp.nn.Linear(3, 3))
     net[1].weight = net[0].weight
@@ -66,7 +62,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a policy": lambda: fully_shard(mlp(), mp_policy="float16"),  # type: ignore[arg-type]
     "buffers": lambda: fully_shard(mlp(), mp_policy=sp.parallel.MixedPrecision(buffer_dtype="float16")),
     "twice": lambda: fully_shard(fully_shard(mlp())),
-    "no parameters": lambda: fully_shard(sp.nn.ReLU()),
     "an axis": lambda: fully_shard(mlp(), axis=3),
     "two axes": lambda: fully_shard(mlp(), axis=("replicate", "shard")),
     "a mesh": lambda: fully_shard(mlp(), sp.Mesh((1,), ("dp",))),
@@ -74,7 +69,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "two dtypes": _two_dtypes,
     "with state": _with_state,
     "with gradients": _with_gradient,
-    "cut already": _cut_already,
     "in a DDP": lambda: fully_shard(sp.parallel.DistributedDataParallel(mlp()).module),
     "mixed precision": lambda: fully_shard(sp.nn.auto_mixed_precision(mlp(), "O1")),
     "tied between groups": _tied_between_groups,
@@ -117,6 +111,13 @@ def test_root_outside_of_groups_is_refused():
     _both(program)
 
 
+class _Rule(sp.optim.SGD):
+    """A rule of a user, which writes into `param.data`."""
+
+    def update(self, param: Any, grad: Any, group: Any) -> None:
+        param.data[...] -= grad
+
+
 @pytest.mark.parametrize("letters", ["SSS", "RSS"])
 def test_gathered_parameters_are_never_stale(letters):
     """Parameters that were gathered ahead, or are kept whole, are gathered again after any write."""
@@ -127,9 +128,18 @@ def test_gathered_parameters_are_never_stale(letters):
         for value in (1.0, 2.0):
             model.unshard()
             for p in model.parameters():
-                p.data[...] = value
-                p.data = p.data  # the write is noted
+                # Nobody would see a write past the Tensor.
+                with pytest.raises(ValueError, match="read-only"):
+                    p.data[...] = value
+                sp.nn.init.constant_(p, value)
             assert model(x).tolist() == [[5 * value] * 3]
+        if letters == "SSS":
+            for p in model.parameters():
+                p.data[...] = 4.0
+            assert model(x).tolist() == [[20.0] * 3]
+        model(x).sum().backward()
+        _Rule(model.parameters(), lr=1).step()
+        assert model(x).tolist() == [[15.0 if letters == "SSS" else 5.0] * 3]
         for p in model.parameters():
             p.data = np.full(p.data.shape, 3.0, np.float32)
         assert model(x).tolist() == [[15.0] * 3]
@@ -232,10 +242,39 @@ def test_automatic_parallelism_is_refused():
     _both(program)
 
 
-def test_wrapping_again_is_refused():
+@pytest.mark.parametrize("letters", ["SSS", "RPR"])
+def test_wrapping_again_is_refused(letters):
     def program() -> None:
         with refused(InputError):
-            sp.parallel.DistributedDataParallel(shard(mlp(), "SSS"))
+            sp.parallel.DistributedDataParallel(shard(mlp(), letters))
+
+    _both(program)
+
+
+@pytest.mark.parametrize("what", ["another mesh", "the axis of stages", "groups made later"])
+def test_groups_that_a_pipeline_cannot_have(what):
+    def program() -> None:
+        mesh, model = sp.Mesh((2, 1), ("pp", "shard")), mlp()
+        groups = {"another mesh": sp.Mesh((1, 2), ("pp", "shard")), "the axis of stages": mesh}.get(what)
+        if groups is not None:
+            fully_shard(model[0], groups, axis="pp" if groups is mesh else "shard")
+        with refused(InputError):
+            pipeline = sp.parallel.Pipeline(model, sp.nn.CrossEntropyLoss(), 2, mesh=mesh, balance=(3, 2))
+            fully_shard(model[0], mesh)
+            pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
+
+    _both(program)
+
+
+@pytest.mark.parametrize("axes", [("shard",), ("tp",), ("dp", "tp")])
+def test_parameters_that_are_cut_along_another_axis(axes):
+    """Ranks that share slices have the same part of the others: only axes of the mesh, besides the group's own, cut."""
+
+    def program() -> None:
+        layer = sp.nn.Linear(4, 6)
+        sp.distribute_module(layer, sp.Layout((2, 1)[: len(axes)], axes), {"weight": (axes, "None")})
+        with refused(InputError):
+            fully_shard(layer, sp.Mesh((1, 2), ("tp", "shard")))
 
     _both(program)
 
@@ -254,13 +293,82 @@ def test_errors_leave_the_parameters_in_place():
 
 def test_model_of_a_pipeline_is_refused():
     def program() -> None:
-        mesh = sp.Mesh((2, 1), ("pp", "shard"))
-        model = fully_shard(mlp(), sp.Mesh((1, 2), ("pp", "shard")))
+        mesh = sp.Mesh((2, 2), ("pp", "shard"))
+        model = fully_shard(mlp(), mesh)
         pipeline = sp.parallel.Pipeline(model, sp.nn.CrossEntropyLoss(), microbatches=2, mesh=mesh, balance=(3, 2))
         with refused(InputError):
             pipeline.step(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
 
+    sp.launch(program, world_size=4, transport="inline")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("letters", ["RPR", "RSS", "SSS"])
+def test_whole_parameters_cannot_be_kept(letters, ranks):
+    class Cached(sp.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            self.__dict__["cache"] = self.weight
+            return super().forward(x)
+
+    def program() -> None:
+        model = shard(sp.nn.Sequential(sp.nn.Linear(4, 3), Cached(3, 3), sp.nn.Linear(3, 2)), letters)
+        model(np.ones((1, 4), np.float32)).sum().backward()
+        with refused(LayoutError):
+            model[1].cache * 2
+
+    sp.launch(program, world_size=ranks, transport="inline")
+
+
+def test_one_rank_is_as_strict_as_many():
+    model = gpt()
+    for block in model.blocks:
+        fully_shard(block)
+    step = sp.optim.Adam(model.parameters())
+    x = np.zeros((1, 8), np.int64)
+    with pytest.raises(InputError, match="no group has"):
+        model(x).sum().backward()
+    step.zero_grad()
+    fully_shard(model)
+    model(x).sum().backward()
+    with pytest.raises(LayoutError, match="only where the forward of its module"):
+        model.norm.weight * np.ones(8, np.float32)
+    with pytest.raises(InputError, match="AutoParallel"):
+        sp.parallel.AutoParallel(lambda x: model(x))(x)
+    model.norm.weight = sp.nn.Parameter(np.ones(8, np.float32))
+    with pytest.raises(InputError, match="was replaced"):
+        model(x)
+
+
+def test_steps_with_gradients_that_wait_are_refused():
+    def program() -> None:
+        model = shard(mlp(), "RPS")
+        step = sp.optim.Adam(model.parameters())
+        with model.no_sync():
+            loss = model(np.ones((2, 5), np.float32)).sum()
+        loss.backward()
+        with refused(ShapeError):
+            step.step()
+
     _both(program)
+
+
+def test_discarded_models_are_freed():
+    """Without the garbage collector: nothing refers to a group in a circle, or after its last use."""
+
+    def program() -> None:
+        model = shard(mlp(), "SSS")
+        for _ in range(2):
+            model(np.ones((2, 5), np.float32)).sum().backward()
+        flats = [weakref.ref(part._sharded.flat) for part in model.modules() if hasattr(part, "_sharded")]
+        gc.collect()
+        gc.disable()
+        try:
+            del model
+            assert [flat() for flat in flats] == [None] * len(flats)
+        finally:
+            gc.enable()
+
+    sp.launch(program, world_size=2)
 
 
 class _Table(sp.nn.Module):
@@ -312,3 +420,18 @@ def test_only_floating_point_inputs_are_cast():
         assert model(np.ones((2, 3), np.float32), rows=np.array([1])).shape == (1, 2)
 
     _both(program)
+
+
+@pytest.mark.parametrize("letters", ["SSS", "RPR"])
+def test_group_of_a_table_that_another_stage_reads(letters):
+    """Code between the children of a pipeline reads a stored parameter; left whole, the pipeline sums its gradient."""
+
+    def program() -> None:
+        mesh, model = sp.Mesh((2, 2), ("pp", "shard")), gpt()
+        fully_shard(model.tokens, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+        stages = [["tokens", "positions", "blocks.0"], ["blocks.1", "norm", "tokens.weight"]]
+        pipeline = sp.parallel.Pipeline(model, lambda y, labels: y.sum(), 2, mesh=mesh, stages=stages)
+        with refused(InputError):
+            pipeline.step(np.zeros((2, 8), np.int64), np.zeros(2, np.int64))
+
+    sp.launch(program, world_size=4, transport="inline")

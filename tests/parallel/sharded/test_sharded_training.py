@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from sharded_programs import LETTERS, OPTIMIZERS, CheckpointInside, CheckpointOutside, Trained, gpt, mlp, shard, train
 
 import simparallel as sp
@@ -144,6 +146,61 @@ def test_one_rank_needs_no_collective():
     assert_same([found], run(1, gpt, "DDP", "adam"))
 
 
+def _norms() -> Any:
+    """Return a network whose batch norms have buffers, different ones on each rank."""
+    layers = [sp.nn.Linear(5, 7), sp.nn.BatchNorm1d(7), sp.nn.Linear(7, 9), sp.nn.BatchNorm1d(9), sp.nn.Linear(9, 3)]
+    for norm in layers[1::2]:
+        norm.running_mean.data[...] = sp.get_rank()
+    return sp.nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("letters", ["RPS", "SSS"])
+@pytest.mark.parametrize(("ranks", "settings"), [(3, {}), (4, {"mesh": sp.Mesh((2, 2), PAIR), "axis": PAIR})])
+def test_buffers_equal_ddp(letters, ranks, settings):
+    """Running statistics of the first rank, in the model and in what is saved."""
+    found, expected = run(ranks, _norms, letters, **settings), run(ranks, _norms, "DDP")
+    for each in found:
+        for name, value in expected[0].weights.items():
+            np.testing.assert_allclose(each.weights[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def _without_own(letters: str, drops: bool) -> Any:
+    """Train a model whose parameters are all in groups of children; with `drops`, give up a micro-batch first."""
+    sp.manual_seed(3)
+    model, draw = mlp(), np.random.default_rng(sp.get_rank())
+    if letters == "DDP":
+        run: Any = sp.parallel.DistributedDataParallel(model)
+    else:
+        where = dict(zip(("parameter", "gradient", "state"), letters, strict=True))
+        for layer in model[::2]:
+            sp.parallel.fully_shard(layer, **where)
+        run = sp.parallel.fully_shard(model, **where)
+    step = sp.optim.Adam(model.parameters(), lr=0.01)
+    for i in range(3):
+        for wait in (drops, True, False):
+            x, y = draw.standard_normal((4, 5)).astype(np.float32), draw.integers(0, 3, 4)
+            with run.no_sync() if wait else nullcontext():
+                loss = sp.functions.cross_entropy(run(x), y)
+            loss.backward()
+            if wait and drops:
+                step.zero_grad(set_to_none=i % 2 == 0)
+        step.step()
+        step.zero_grad()
+    return loss.item(), model.state_dict() if letters == "DDP" else run.full_state_dict()
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("letters", LETTERS)
+def test_root_without_parameters(letters, drops):
+    """And gradients that wait are in `.grad`, where an optimizer's `zero_grad()` drops them."""
+    found = sp.launch(_without_own, (letters, drops), world_size=3, transport="inline")
+    expected = sp.launch(_without_own, ("DDP", drops), world_size=3, transport="inline")
+    for (loss, weights), (ddp_loss, ddp_weights) in zip(found, expected, strict=True):
+        np.testing.assert_allclose(loss, ddp_loss, rtol=1e-5)
+        for name, value in ddp_weights.items():
+            np.testing.assert_allclose(weights[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def _of_other_values(letters: str, mesh: Any, axis: Any) -> Any:
     sp.manual_seed(sp.get_rank())
     return shard(mlp(), letters, mesh=mesh, axis=axis)(np.ones((1, 5), np.float32)).numpy()
@@ -280,3 +337,69 @@ def test_pipelines_of_groups(letters, schedule):
     for found in sp.launch(_pipeline, (letters, (2, 2), schedule), world_size=4, transport="inline"):
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+# --- whole parameters on one rank each ----------------------------------------------------------------
+
+
+def _divided(optimizer: str, letters: str, saved: Any = None) -> Any:
+    """Train with DistributedDataParallel; return losses, the whole state, and the elements of this rank's state."""
+    sp.manual_seed(3)
+    model, draw = sp.parallel.DistributedDataParallel(mlp()), np.random.default_rng(sp.get_rank())
+    if letters == "ZeRO":
+        make = type(OPTIMIZERS[optimizer](mlp().parameters()))
+        settings = OPTIMIZERS[optimizer](mlp().parameters()).param_groups[0]
+        own = {name: settings[name] for name in ("lr", "momentum", "weight_decay") if name in settings}
+        step: Any = sp.parallel.ZeroRedundancyOptimizer(model.parameters(), make, **own)
+    else:
+        step = OPTIMIZERS[optimizer](model.parameters())
+    if saved is not None:
+        model.module.load_state_dict(saved[0])
+        step.load_state_dict(saved[1])
+    losses = []
+    for _ in range(3):
+        x, y = draw.standard_normal((4, 5)).astype(np.float32), draw.integers(0, 3, 4)
+        step.zero_grad()
+        loss = sp.functions.cross_entropy(model(x), y)
+        loss.backward()
+        step.step()
+        losses.append(loss.item())
+    if letters == "ZeRO":
+        if sp.get_world_size() > 1:
+            with pytest.raises(sp.errors.InputError, match="consolidate_state_dict"):
+                step.state_dict()
+        step.consolidate_state_dict(to=None)
+    arrays = [x for state in step.state.values() for x in state.values() if hasattr(x, "size")]
+    return losses, (model.module.state_dict(), step.state_dict()), sum(x.size for x in arrays)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_divided_optimizer_has_the_bits_of_the_whole(optimizer, ranks):
+    """On 8 ranks two have no parameter. A state that was collected is loaded on another number of ranks."""
+    runs = [sp.launch(_divided, (optimizer, kind), world_size=ranks, transport="inline") for kind in ("ZeRO", "DDP")]
+    sizes = [size for _, _, size in runs[0]]
+    assert sum(sizes) == runs[1][0][2]
+    assert max(sizes) <= sum(sizes) / ranks + 63 * 2
+    for (losses, (weights, state), _), (ddp_losses, (ddp_weights, ddp_state), _) in zip(*runs, strict=True):
+        assert losses == ddp_losses
+        for name, value in ddp_weights.items():
+            np.testing.assert_array_equal(weights[name], value)
+        assert state["state"].keys() == ddp_state["state"].keys()
+        for i, values in ddp_state["state"].items():
+            for name, value in values.items():
+                np.testing.assert_array_equal(state["state"][i][name], value)
+    again = [
+        sp.launch(_divided, (optimizer, kind, each[0][1]), world_size=2, transport="inline")
+        for kind, each in zip(("ZeRO", "DDP"), runs, strict=True)
+    ]
+    assert [losses for losses, _, _ in again[0]] == [losses for losses, _, _ in again[1]]
+
+
+def test_divided_optimizer_refuses_slices():
+    def program() -> None:
+        model = shard(mlp(), "SSS")
+        with refused(sp.errors.InputError):
+            sp.parallel.ZeroRedundancyOptimizer(model.parameters(), sp.optim.Adam)
+
+    sp.launch(program, world_size=2, transport="inline")

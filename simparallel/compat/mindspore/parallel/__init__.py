@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simparallel import AutoParallel as _AutoParallel
-from simparallel.compat.front import unused
+from simparallel.compat.front import refuse, unused
 from simparallel.compat.mindspore.nn import (
     PipelineCell as Pipeline,
     PipelineGradReducer,
@@ -34,6 +34,13 @@ class AutoParallel(_AutoParallel):
         unused("AutoParallel.pipeline", output_broadcast=output_broadcast or None)
         config = {"pipeline_interleave": interleave, "pipeline_scheduler": scheduler}
         set_auto_parallel_context(pipeline_stages=stages, pipeline_config=config)
+
+    def hsdp(self, shard_size: int = -1, threshold: int = 64, optimizer_level: str = "level1") -> None:
+        """Refuse to cut states in a network whose operators are cut. Raises InputError, which names the way."""
+        way = f"simparallel.parallel.fully_shard(net, reshard_after_forward={optimizer_level == 'level3'})"
+        refuse(
+            "AutoParallel.hsdp", f"call {way} for the bare network, with a batch for each rank", level=optimizer_level
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if get_auto_parallel_context("pipeline_stages") > 1:
