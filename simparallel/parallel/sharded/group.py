@@ -255,10 +255,12 @@ class ShardedGroup:
         """Return the gradient of parameter number `i` that waits in `.grad`, and set that to None; None without one."""
         p = self.parameters[i]
         grad = p._grad
-        if grad is None or (grad.placement is not None and not grad.placement.layout.partial):
+        if grad is None or (p.placement is not None and grad.placement is p.placement.gradient):
             return None
         p._grad = None
-        return grad._data
+        is_addend = grad.placement is None or grad.placement.layout.partial
+        # Whoever reads a sum, such as full_tensor(), finishes it on all ranks.
+        return grad._data if is_addend else grad._data / self.axes.part[1]
 
     def wait(self, i: int, gradient: Array) -> None:
         """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there."""

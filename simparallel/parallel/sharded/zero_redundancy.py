@@ -78,7 +78,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def _step(self, grads: list[Any]) -> None:
         params, rank = self._params(), self._group.rank
-        super()._step([g if self.owners[p] == rank else None for p, g in zip(params, grads, strict=True)])
+        super()._step([g if self.owners[p] == rank else None for p, g in zip(params, grads, strict=False)])
         self._whole_state = None
         if self._group.size > 1:
             ranks, group = self._group.ranks, self._group

@@ -50,7 +50,7 @@ class FullyShardedDataParallel(Module):
         self,
         module: Any,
         process_group: Any = None,
-        sharding_strategy: Any = ShardingStrategy.FULL_SHARD,
+        sharding_strategy: Any = None,
         cpu_offload: Any = None,
         auto_wrap_policy: Any = None,
         backward_prefetch: Any = None,
@@ -61,7 +61,7 @@ class FullyShardedDataParallel(Module):
         **more: Any,
     ) -> None:
         super().__init__()
-        who, strategy = "FullyShardedDataParallel", sharding_strategy.name
+        who, strategy = "FullyShardedDataParallel", (sharding_strategy or ShardingStrategy.FULL_SHARD).name
         more |= {"backward_prefetch": backward_prefetch, "process_group": process_group, "cpu_offload": cpu_offload}
         unused(who, **{name: more.pop(name) for name in _UNUSED if name in more})
         refuse(who, "see sp.parallel.fully_shard", **more)
