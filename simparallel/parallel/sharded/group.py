@@ -18,7 +18,6 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import is_written_since
 from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import BUFFERS, GATHERED, GRADIENTS, PARAMETERS
@@ -32,7 +31,7 @@ from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows, flat_rows
-from simparallel.parallel.sharded.stored import READ_ONLY, STORED, WHOLE
+from simparallel.parallel.sharded.stored import STORED, WHOLE
 
 # The parameters of a module, and the name of one; not the module, which refers to its group.
 Place = tuple[dict[str, Any], str]
@@ -141,8 +140,7 @@ class ShardedGroup:
             own_slice[...] = value
             p._data = own_slice
             if self.axes.shard is not None:
-                p.placement = self.axes.placement(shape)
-                p.interpreter = READ_ONLY if self.letters.keeps_whole else STORED
+                p.placement, p.interpreter = self.axes.placement(shape), STORED
             else:
                 p.interpreter = WHOLE
         self._gathered_at = None
@@ -180,17 +178,11 @@ class ShardedGroup:
         if self._ahead is None and self.axes.shard is not None and not self.letters.keeps_whole:
             self._follow_values()
             self._ahead = self._start(self.slices)
-            self._set_interpreter(READ_ONLY)
-
-    def _set_interpreter(self, interpreter: NamedInterpreter) -> None:
-        for p in self.parameters:
-            p.interpreter = interpreter
 
     def forget_ahead(self) -> None:
         """Drop parameters that were gathered ahead."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.work is not None:
-            self._set_interpreter(STORED)
             ahead.work.wait()
 
     def gather(self, stored: Sequence[Array] | None = None) -> Array:
@@ -217,7 +209,6 @@ class ShardedGroup:
         is_same = ahead is not None and all(a is b for a, b in zip(ahead.sent, stored, strict=True))
         if ahead is not None and is_same and not is_written_since(self.flat, ahead.begun):
             self._ahead = None
-            self._set_interpreter(STORED)
             return self._finish(ahead)
         self.forget_ahead()
         return self._finish(self._start(stored))

@@ -27,8 +27,7 @@ def fully_shard(
     module: Any, *, mesh: Any = None, reshard_after_forward: Any = None, mp_policy: Any = None, **more: Any
 ) -> Any:
     """See `sp.parallel.fully_shard`; of a mesh of two axes the second one cuts."""
-    several = module if isinstance(module, (list, tuple)) else None
-    refuse("fully_shard", "whole modules are cut by rows, on their devices", module=several, **more)
+    refuse("fully_shard", "whole modules are cut by rows, on their devices", **more)
     axis = "shard" if mesh is None else mesh.axis_names
     return parallel.fully_shard(module, mesh, axis, reshard_after_forward=reshard_after_forward, mp_policy=mp_policy)
 
