@@ -253,10 +253,16 @@ class ShardedGroup:
         # Whoever reads a sum, such as full_tensor(), finishes it on all ranks.
         return grad._data if is_addend else grad._data / self.axes.part[1]
 
-    def wait(self, i: int, gradient: Array) -> None:
-        """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there."""
+    def wait(self, i: int, gradient: Array, is_own: bool) -> None:
+        """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there.
+
+        Args:
+            i: number of the parameter.
+            gradient: it.
+            is_own: nothing else uses this array.
+        """
         p, shape = self.parameters[i], self.rows.shapes[i]
-        whole = gradient.astype(self.sum_dtype, order="C")
+        whole = gradient if is_own else gradient.astype(self.sum_dtype, order="C")
         if p._grad is not None:
             # A mean over the ranks is one of as many addends, of which this rank has a slice.
             first, last = self.rows.spans(self.axes.rank)[i]
