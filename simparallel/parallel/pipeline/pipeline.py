@@ -150,8 +150,8 @@ class Pipeline:
         self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
         # Listed once, because steps read it often.
         self._named = [(name, p) for name, p in model.named_parameters() if self._rank in self._owners[id(p)]]
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.placement is None]
-        left = [name for name, p in trained if not is_reduced(p)]
+        named = model.named_parameters()
+        left = [name for name, p in named if p.requires_grad and p.placement is None and not is_reduced(p)]
         if left and any(map(is_reduced, model.parameters())):
             raise InputError(
                 f"Pipeline: parts of the model were given to fully_shard, and {', '.join(left[:4])} are in none of "

@@ -268,10 +268,8 @@ class ShardedGroup:
             first, last = self.rows.spans(self.axes.rank)[i]
             whole[first:last] += p._grad._data * self.axes.size
         observer_of(p._device).memory.hold(whole, GRADIENTS)
-        if p.placement is None:
-            p._grad = Tensor._result(whole, None, p._device)
-        else:
-            p._grad = Tensor._result(whole, None, p._device, self.axes.partial(shape), p.interpreter)
+        place = None if p.placement is None else self.axes.partial(shape)
+        p._grad = Tensor._result(whole, None, p._device, place, None if place is None else p.interpreter)
 
     def rows_of(self, numbers: tuple[int, ...]) -> FlatRows:
         """Return the places of these parameters' gradients."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from simparallel import Mesh, get_local_world_size, get_world_size, optim, parallel
 from simparallel.compat.front import front, refuse, unused
-from simparallel.compat.torch.distributed.fsdp import wrap
 from simparallel.compat.torch.distributed.fsdp.wrap import _parts
 from simparallel.nn import Module
 from simparallel.parallel import FullySharded as FSDPModule, MixedPrecision
