@@ -286,7 +286,7 @@ class Pipeline:
         if self.schedule.name != PIPEDREAM_2BW:
             return step.run()
         parameters = self.parameters()
-        now = [p.data for p in parameters]
+        now = [p._data for p in parameters]
         # Between steps without an update, as in accumulation, the weights that are read stay the same.
         if any(is_written_since(x, self._seen_at) for x in now) or not self._seen:
             self._read, self._seen = self._seen or [x.copy() for x in now], [x.copy() for x in now]

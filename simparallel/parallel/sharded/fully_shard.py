@@ -123,9 +123,9 @@ def fully_shard(
     order().add(group)
     own = type(module)
     module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__, "__doc__": own.__doc__})
-    module.__dict__["_sharded"], module.__dict__["_shared"] = group, None
+    module.__dict__["_sharded"], module.__dict__["_sharded_buffers"] = group, None
     if axes.everyone is not None:
-        module.__dict__["_shared"] = SharedBuffers(module, current(), axes.everyone, f"buffers of {name}")
+        module.__dict__["_sharded_buffers"] = SharedBuffers(module, current(), axes.everyone, f"buffers of {name}")
     module._share_buffers(True)
     return module
 
@@ -187,7 +187,7 @@ class FullySharded(Module):
 
     _sharded: ShardedGroup
     # None on one rank.
-    _shared: SharedBuffers | None
+    _sharded_buffers: SharedBuffers | None
     _is_running = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ class FullySharded(Module):
 
     def _share_buffers(self, will_reduce: bool) -> None:
         """Copy the buffers of the first rank to all, if a forward pass may have changed them. Collective: yes, then."""
-        shared = self._shared
+        shared = self._sharded_buffers
         if shared is not None:
             if shared.are_due and any(shared.registries):
                 shared.broadcast(self._sharded.axes.everyone.ranks[0])  # type: ignore[union-attr]

@@ -18,7 +18,6 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import is_written_since
 from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import BUFFERS, GATHERED, GRADIENTS, PARAMETERS
@@ -33,7 +32,7 @@ from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows, flat_rows
-from simparallel.parallel.sharded.stored import READ_ONLY, STORED, WHOLE
+from simparallel.parallel.sharded.stored import STORED, WHOLE
 
 # The parameters of a module, and the name of one; not the module, which refers to its group.
 Place = tuple[dict[str, Any], str]
@@ -144,11 +143,7 @@ class ShardedGroup:
                 value = value[first:last]
             own_slice[...] = value
             p._data = own_slice
-            p.placement = stored
-            if self.axes.shard is not None and self.letters.keeps_whole:
-                p.interpreter = READ_ONLY
-            else:
-                p.interpreter = WHOLE if stored is None else STORED
+            p.placement, p.interpreter = stored, WHOLE if stored is None else STORED
         self._gathered_at = None
 
     def _follow_values(self) -> None:
@@ -192,17 +187,11 @@ class ShardedGroup:
         if self._ahead is None and self.axes.shard is not None and not self.letters.keeps_whole:
             self._follow_values()
             self._ahead = self._start(self.slices)
-            self._set_interpreter(READ_ONLY)
-
-    def _set_interpreter(self, interpreter: NamedInterpreter) -> None:
-        for p in self.parameters:
-            p.interpreter = interpreter
 
     def forget_ahead(self) -> None:
         """Drop parameters that were gathered ahead."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.work is not None:
-            self._set_interpreter(STORED)
             ahead.work.wait()
 
     def gather(self, stored: Sequence[Array] | None = None) -> Array:
@@ -229,7 +218,6 @@ class ShardedGroup:
         is_same = ahead is not None and all(a is b for a, b in zip(ahead.sent, stored, strict=True))
         if ahead is not None and is_same and not is_written_since(self.flat, ahead.begun):
             self._ahead = None
-            self._set_interpreter(STORED)
             return self._finish(ahead)
         self.forget_ahead()
         return self._finish(self._start(stored))
@@ -265,8 +253,8 @@ class ShardedGroup:
 
     def is_waiting(self, i: int) -> bool:
         """Return whether parameter number `i` has a gradient in `.grad` that a reduction includes."""
-        grad = self.parameters[i]._grad
-        return grad is not None and (grad.placement is None or bool(grad.placement.layout.partial))
+        p = self.parameters[i]
+        return p._grad is not None and (p.placement is None or p._grad.placement is not p.placement.gradient)
 
     def take_waiting(self, i: int) -> Array | None:
         """Return the gradient of parameter number `i` that waits in `.grad`, and set that to None; None without one."""
@@ -274,23 +262,28 @@ class ShardedGroup:
             return None
         p = self.parameters[i]
         grad, p._grad = p._grad, None
-        return None if grad is None else grad._data
+        assert grad is not None
+        is_addend = grad.placement is None or grad.placement.layout.partial
+        # Whoever reads a sum, such as full_tensor(), finishes it on all ranks.
+        return grad._data if is_addend else grad._data / self.axes.part[1]
 
-    def wait(self, i: int, gradient: Array) -> None:
-        """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there."""
+    def wait(self, i: int, gradient: Array, is_own: bool) -> None:
+        """Keep the gradient of a whole parameter, of this rank alone, in `.grad`, and add a reduced one from there.
+
+        Args:
+            i: number of the parameter.
+            gradient: it.
+            is_own: nothing else uses this array.
+        """
         p = self.parameters[i]
-        whole = gradient.astype(self.sum_dtype, order="C")
+        whole = gradient if is_own else gradient.astype(self.sum_dtype, order="C")
         if p._grad is not None:
             # A mean over the ranks is one of as many addends, of which this rank has a slice.
             first, last = self.rows.spans(self.axes.rank)[i]
             whole[first:last] += p._grad._data * self.axes.size
         observer_of(p._device).memory.hold(whole, GRADIENTS)
-        if p.placement is None:
-            p._grad = Tensor._result(whole, None, p._device)
-        else:
-            p._grad = Tensor._result(
-                whole, None, p._device, self.axes.partial(self.computed[i], p.shape), p.interpreter
-            )
+        place = None if p.placement is None else self.axes.partial(self.computed[i], p.shape)
+        p._grad = Tensor._result(whole, None, p._device, place, None if place is None else p.interpreter)
 
     def rows_of(self, numbers: tuple[int, ...]) -> FlatRows:
         """Return the places of these parameters' gradients."""

@@ -23,6 +23,15 @@ class _Stored(ShardedInterpreter):
 
     reduces = True
 
+    def data_of(self, x: Tensor) -> Array:
+        """Return the slice, read-only but for an optimizer's update. An array on a GPU has no such flag.
+
+        Other ranks may have a copy, which they gather again after a write that the Tensor notes.
+        """
+        if not isinstance(x._data, np.ndarray) or any(each.is_updating for each in optimizers_of((x,))):
+            return x._data
+        return np.broadcast_to(x._data, x._data.shape, subok=True)
+
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the slices of this rank.
 
@@ -40,18 +49,6 @@ class _Stored(ShardedInterpreter):
         place = next(x.placement for x in inputs if x.placement is not None)
         with running_on(place.layout.mesh.ranks):
             return super().run(op, inputs)
-
-
-class _ReadOnly(_Stored):
-    """The interpreter of slices of which other ranks keep copies: they are gathered again after a noted write only."""
-
-    def data_of(self, x: Tensor) -> Array:
-        """Return the slice, read-only but for an optimizer's update. An array on a GPU has no such flag."""
-        if not isinstance(x._data, np.ndarray) or any(each.is_updating for each in optimizers_of((x,))):
-            return x._data
-        view = x._data.view()
-        view.flags.writeable = False
-        return view
 
 
 class _Whole(NamedInterpreter):
@@ -104,6 +101,5 @@ class _Freed(NamedInterpreter):
 
 
 STORED = _Stored("STORED")
-READ_ONLY = _ReadOnly("READ_ONLY")
 WHOLE = _Whole("WHOLE")
 FREED = _Freed("FREED")

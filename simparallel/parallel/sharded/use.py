@@ -248,7 +248,7 @@ class _Part(Reversible):
             waiting += dy
             dy = waiting
         if not gather.syncs:
-            group.wait(i, dy)
+            group.wait(i, dy, waiting is not None)
             return (None,)
         by_rank = gather.new_gradients(dy) if ctx.accumulate_into is None else ctx.accumulate_into
         gather.rows.put(by_rank, self._k, dy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simparallel import collectives
@@ -78,12 +78,11 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def _step(self, grads: list[Any]) -> None:
         params, rank = self._params(), self._group.rank
-        super()._step([g if self.owners[p] == rank else None for p, g in zip(params, grads, strict=True)])
+        super()._step([g if self.owners[p] == rank else None for p, g in zip(params, grads, strict=False)])
         self._whole_state = None
         if self._group.size > 1:
             ranks, group = self._group.ranks, self._group
-            works = [collectives.broadcast(p, ranks[self.owners[p]], group, async_op=True) for p in params]
-            for work in works:
+            for work in [collectives.broadcast(p, ranks[self.owners[p]], group, async_op=True) for p in params]:
                 work.wait()
 
     def consolidate_state_dict(self, to: int | None = 0) -> None:
@@ -92,11 +91,9 @@ class ZeroRedundancyOptimizer(Optimizer):
         Args:
             to: a rank of the run; None for all ranks of the group, as a CheckpointManager needs it.
         """
-        own = super().state_dict()["state"]
-        if to is None:
-            parts: Sequence[Any] | None = collectives.all_gather_object(own, self._group)
-        else:
-            parts = collectives.gather_object(own, to, self._group)
+        own, group = super().state_dict()["state"], self._group
+        gather_to_all = collectives.all_gather_object
+        parts = gather_to_all(own, group) if to is None else collectives.gather_object(own, to, group)
         self._whole_state = None if parts is None else {i: state for part in parts for i, state in part.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -201,6 +201,34 @@ def test_root_without_parameters(letters, drops):
             np.testing.assert_allclose(weights[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def _gradients(letters: str, order: tuple[bool, ...], reads: bool) -> Any:
+    """Return gradients of micro-batches, of which some wait; with `reads` the sums of those that wait are read."""
+    sp.manual_seed(3)
+    model, draw = mlp(dtype=np.float64), np.random.default_rng(sp.get_rank())
+    run = sp.parallel.DistributedDataParallel(model) if letters == "DDP" else shard(model, letters)
+    for waits in order:
+        x, y = draw.standard_normal((4, 5)), draw.integers(0, 3, 4)
+        if letters != "DDP":
+            run.set_requires_gradient_sync(not waits)
+        with run.no_sync() if waits and letters == "DDP" else nullcontext():
+            loss = sp.functions.cross_entropy(run(x), y)
+        loss.backward()
+        for p in model.parameters() if reads and waits and letters != "DDP" else ():
+            assert p.grad.layout.partial == ("shard",)
+            assert p.grad.full_tensor().shape == p.shape
+    return {name: p.grad.full_tensor().numpy() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("letters", ["RPS", "RSS", "SSS"])
+def test_gradients_that_wait_join_reduced_ones(letters, reads):
+    order = (False, True, True, False)
+    expected = sp.launch(_gradients, ("DDP", order, False), world_size=3, transport="inline")[0]
+    for found in sp.launch(_gradients, (letters, order, reads), world_size=3, transport="inline"):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
 def _of_other_values(letters: str, mesh: Any, axis: Any) -> Any:
     sp.manual_seed(sp.get_rank())
     return shard(mlp(), letters, mesh=mesh, axis=axis)(np.ones((1, 5), np.float32)).numpy()

@@ -8,7 +8,6 @@ from typing import Any
 
 from simparallel import Mesh, get_local_world_size, get_world_size, optim, parallel
 from simparallel.compat.front import front, refuse, unused
-from simparallel.compat.torch.distributed.fsdp import wrap
 from simparallel.compat.torch.distributed.fsdp.wrap import _parts
 from simparallel.nn import Module
 from simparallel.parallel import FullySharded as FSDPModule, MixedPrecision
@@ -27,8 +26,7 @@ def fully_shard(
     module: Any, *, mesh: Any = None, reshard_after_forward: Any = None, mp_policy: Any = None, **more: Any
 ) -> Any:
     """See `sp.parallel.fully_shard`; of a mesh of two axes the second one cuts."""
-    several = module if isinstance(module, (list, tuple)) else None
-    refuse("fully_shard", "whole modules are cut by rows, on their devices", module=several, **more)
+    refuse("fully_shard", "whole modules are cut by rows, on their devices", **more)
     axis = "shard" if mesh is None else mesh.axis_names
     return parallel.fully_shard(module, mesh, axis, reshard_after_forward=reshard_after_forward, mp_policy=mp_policy)
 
@@ -50,7 +48,7 @@ class FullyShardedDataParallel(Module):
         self,
         module: Any,
         process_group: Any = None,
-        sharding_strategy: Any = ShardingStrategy.FULL_SHARD,
+        sharding_strategy: Any = None,
         cpu_offload: Any = None,
         auto_wrap_policy: Any = None,
         backward_prefetch: Any = None,
@@ -61,7 +59,7 @@ class FullyShardedDataParallel(Module):
         **more: Any,
     ) -> None:
         super().__init__()
-        who, strategy = "FullyShardedDataParallel", sharding_strategy.name
+        who, strategy = "FullyShardedDataParallel", (sharding_strategy or ShardingStrategy.FULL_SHARD).name
         more |= {"backward_prefetch": backward_prefetch, "process_group": process_group, "cpu_offload": cpu_offload}
         unused(who, **{name: more.pop(name) for name in _UNUSED if name in more})
         refuse(who, "see sp.parallel.fully_shard", **more)
