@@ -162,7 +162,7 @@ def test_default_logging_shows_warnings_once() -> None:
 # --- the beginning ----------------------------------------------------------------------------------
 
 
-def test_script_is_found_after_chdir_and_keeps_annotations(capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_after_chdir_keeps_annotations(capsys: pytest.CaptureFixture[str]) -> None:
     text = """
 import inspect, os, sys
 os.chdir("/")

@@ -261,7 +261,7 @@ def test_answer_that_prints_a_million_lines(name: str, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("name", exercises.names())
-def test_solution_is_right_and_may_change_its_arguments(name: str) -> None:
+def test_solutions_are_right(name: str) -> None:
     """Each call gets arguments of its own; so a right answer that does it stays right, and so does the next one."""
     right = solution(name)
 
