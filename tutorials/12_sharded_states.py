@@ -310,15 +310,15 @@ for ax, (letters, formula) in zip(axes, BYTES.items(), strict=True):
     peaks[letters] = below
     print(f"{letters}:", ", ".join(f"{peak:5.2f} MB on {n}" for n, peak in zip(RANKS, below, strict=True)))
 axes[0].set_ylabel("alive at the peak of a step [MB]")
-axes[3].legend(*[found[::-1] for found in axes[0].get_legend_handles_labels()])
+figure.legend(*[found[::-1] for found in axes[0].get_legend_handles_labels()], loc="outside right center")
 show(figure, "ranks")
 assert peaks["RPR"][0] == peaks["RPR"][-1] > peaks["RPS"][-1] > peaks["RSS"][-1] > peaks["SSS"][-1]
 
 # %% [markdown]
-# Of `R P R` all is left. `R P S` has its parameters and gradients, `R S S` its parameters. `S S S` has no states to
-# speak of. What is left are activations, and what the blocks in use need: their gradients, their gathered parameters,
-# and those of the next block, which are on their way. More ranks do not help there. Smaller parts of the batch and
-# recomputation (`sp.nn.checkpoint`) do.
+# Of `R P R` all is left. `R P S` has its parameters and gradients, `R S S` its parameters and the gradients of the
+# blocks in use. `S S S` has no states to speak of. What is left are activations, and what the blocks in use need: their
+# gradients, their gathered parameters, and those of the next block, which are on their way. More ranks do not help
+# there. Smaller parts of the batch and recomputation (`sp.nn.checkpoint`) do.
 #
 # ## Communication behind computation
 #
