@@ -11,6 +11,7 @@ from simparallel.course.exercises import (  # noqa: F401
     hardware,
     one_device,
     pipelines,
+    sharded_states,
     slicing,
     testing,
 )
