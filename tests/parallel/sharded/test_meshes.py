@@ -26,6 +26,8 @@ class Kind(NamedTuple):
     width: int
     head_size: int
     vocabulary: int
+    recompute: bool = False
+    schedule: str = "1f1b"
 
 
 # Odd widths, of which an axis cuts no dim evenly.
@@ -46,6 +48,7 @@ def _network(kind: Kind) -> Any:
     return sp.models.Decoder(
         kind.vocabulary, kind.layers, kind.heads, kind.width, head_size=kind.head_size, num_positions=LENGTH,
         is_gated=False, has_layer_norm=True, has_qkv_bias=True, has_bias=True, is_tied=True, dtype=np.float64,
+        recompute=kind.recompute,
     )  # fmt: skip
 
 
@@ -112,7 +115,7 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
     number = mesh.group(("dp", "shard"), rank).index(rank)
     x, y = x[2 * number : 2 * number + 2], y[2 * number : 2 * number + 2]
     if pp > 1:
-        pipeline = Pipeline(network, _loss, 2, mesh=mesh, stages=_stages(pp, kind.layers))
+        pipeline = Pipeline(network, _loss, 2, kind.schedule, mesh=mesh, stages=_stages(pp, kind.layers))
         run, parameters = lambda: pipeline.step(x, y), pipeline.parameters()
         clip: Any = pipeline.clip_grad_norm_
         named = list(pipeline.named_parameters())
@@ -281,6 +284,13 @@ def test_dry_run_of_a_mesh_has_the_same_events(sizes):
 def test_data_parallelism_beside_cut_layers(sizes):
     """`DistributedDataParallel` averages slices, and a norm counts the copies of each slice once."""
     _check(sizes, "DDP", "shard", ODD)
+
+
+@pytest.mark.parametrize("letters", ["", *LETTERS])
+def test_late_weight_gradients_of_recomputed_blocks(letters):
+    """With ZB-H1 a recomputed block runs again once, and gradients of its weights come from that run."""
+    kind = Kind(4, 2, 4, 2, 11, recompute=True, schedule="zb_h1")
+    _check((2, 1, 2, 1) if letters else (2, 1, 1, 2), letters, "shard", kind)
 
 
 @pytest.mark.process
