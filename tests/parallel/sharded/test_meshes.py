@@ -315,7 +315,8 @@ def _drawn(number: int) -> tuple[Run, Run, Kill | None]:
     samples = 2 * lcm(*(sizes[1] * sizes[2] for sizes in both))
     runs = []
     for sizes in both:
-        letters = draw.choice([*LETTERS, "" if sizes[0] > 1 else "DDP"])
+        # A pipeline alone has replicas along "dp".
+        letters = draw.choice([*LETTERS, *["DDP"][: sizes[0] == 1], *[""][: sizes[0] > 1 == sizes[2]]])
         runs.append(Run(sizes, letters, draw.choice(["shard", ("dp", "shard")][sizes[0] == 1 :]), kind, samples))
     kill = Kill(draw.randrange(prod(both[0])), draw.random(), draw.random() < 0.7) if number % 3 == 2 else None
     return runs[0], runs[1], kill
