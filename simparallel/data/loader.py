@@ -157,8 +157,8 @@ class DataLoader:
             share, rest = divmod(start, getattr(self.sampler, "num_replicas", 1))
             if rest:
                 raise InputError(
-                    f"DataLoader: {start} samples of this epoch are done, which {self.sampler.num_replicas} ranks with the "
-                    f"order of {type(self.sampler).__name__} do not divide evenly; resume on another number of ranks."
+                    f"DataLoader: {start} samples of this epoch are done, which the {self.sampler.num_replicas} ranks "
+                    f"of the {type(self.sampler).__name__} do not divide evenly; resume on another number of ranks."
                 )
             order = np.fromiter(self.sampler, dtype=np.int64)[share:]
         return self._track(order, epoch, start)

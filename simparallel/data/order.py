@@ -18,8 +18,9 @@ def order_of(dataset: Any) -> dict[str, Any]:
 
     Returns:
         "num_samples" and "shuffle" of the sampler; "stages" in their order, with batch sizes summed over all
-        shards, whose number counts where each shuffles on its own; "seed" and "stage_seed", each None if nothing is shuffled with it. Unknown entries are left
-        out: all of them, unless the dataset is a `DataLoader` or a pipeline.
+        shards, and the number of shards where each shuffles its own samples; "seed" and "stage_seed", each None if
+        nothing is shuffled with it. Unknown entries are left out: all of them, unless the dataset is a `DataLoader`
+        or a pipeline.
     """
     if isinstance(dataset, DataLoader):
         return {

@@ -148,13 +148,13 @@ class Pipeline:
         self._switch = Switch(calls(model, self.stages))
         # Modes of the model's modules -> results of the passes in these modes.
         self._known: dict[tuple[bool, ...], ForwardCache] = {}
-        ranks_of_stage = [
+        self._ranks_of = [
             {schedule.rank_of(s) for s in range(stage, schedule.num_stages, self._length)}
             for stage in range(self._length)
         ]
         # id of a parameter -> the stages that use it, and the ranks of a pipeline that have it.
         self._stages_of = owners(model, self.stages)
-        self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
+        self._owners = {key: set().union(*(self._ranks_of[s] for s in found)) for key, found in self._stages_of.items()}
         # Listed once, because steps read it often.
         self._named = [(name, p) for name, p in model.named_parameters() if self._rank in self._owners[id(p)]]
         # Parameters made inside `no_init_parameters()` exist on the ranks of their stages alone.
@@ -356,7 +356,7 @@ class Pipeline:
         return {
             name: x
             for name, x in self.model._saved_tensors()
-            if self._rank in self._owners.get(id(x), [self.schedule.rank_of(stages.get(id(x), 0))])
+            if self._rank in self._owners.get(id(x), self._ranks_of[stages.get(id(x), 0)])
         }
 
     def _stages_of_tensors(self) -> dict[int, int]:

@@ -46,10 +46,10 @@ class StageOptimizer:
         places = {id(p): place for place, p in enumerate(pipeline.model.parameters())}
         own = [[places.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
         ranks: list[list[list[int]]] = all_gather_object(own)
-        if len(set(map(len, ranks))) > 1 or any(-1 in group for groups in ranks for group in groups):
+        if len(counts := set(map(len, ranks))) > 1 or any(-1 in group for groups in ranks for group in groups):
             raise CheckpointError(
-                f"the optimizers of the stages have {', '.join(str(len(groups)) for groups in ranks)} groups; give "
-                "those of all ranks as many, of parameters of the pipeline."
+                f"the optimizers of a pipeline have {' or '.join(map(str, sorted(counts)))} groups, or parameters of "
+                "another model; give all ranks as many groups, of parameters of the pipeline."
             )
         whole = [sorted(set(chain(*groups))) for groups in zip(*ranks, strict=True)]
         number = {place: number for number, place in enumerate(chain(*whole))}
@@ -60,8 +60,9 @@ class StageOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         found = self._optimizer.state_dict()
-        groups = [{**group, "params": all_} for group, all_ in zip(found["param_groups"], self._whole, strict=True)]
-        return {**found, "state": {str(self.parameter_numbers[i]): x for i, x in found["state"].items()}, "param_groups": groups}
+        state = {str(self.parameter_numbers[i]): values for i, values in found["state"].items()}
+        groups = [{**group, "params": whole} for group, whole in zip(found["param_groups"], self._whole, strict=True)]
+        return {**found, "state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         saved = state_dict["param_groups"]

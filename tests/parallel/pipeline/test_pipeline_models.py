@@ -380,7 +380,9 @@ class CheckpointedTwice(nn.Module):
         return part(x).tanh()
 
     def pair(self, i, x):
-        return nn.checkpoint(partial(self.layer, self.parts[i + 1]), nn.checkpoint(partial(self.layer, self.parts[i]), x))
+        return nn.checkpoint(
+            partial(self.layer, self.parts[i + 1]), nn.checkpoint(partial(self.layer, self.parts[i]), x)
+        )
 
     def forward(self, x):
         for i in (0, 2):

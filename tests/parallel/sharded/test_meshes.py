@@ -296,7 +296,9 @@ def _continued(run: Run, folder: Any, copy: Any = None, kill: Kill | None = None
                 files = kill.files(int(kill.part * done) if done else 1 << 40)
             sp.train.CheckpointManager(folder, files=files).save(step, **parts)
             done = getattr(files, "done", 0)
-    return Resumed(step - len(seen), prepared.replica, seen, {name: _own_part(p, p.shape) for name, p in prepared.named})
+    return Resumed(
+        step - len(seen), prepared.replica, seen, {name: _own_part(p, p.shape) for name, p in prepared.named}
+    )
 
 
 @cache
