@@ -206,7 +206,7 @@ def _save_by_stages(folder, make_groups):
     return pipeline.state_dict()
 
 
-def test_groups_of_an_optimizer_have_the_numbers_of_one_device(tmp_path):
+def test_groups_have_the_numbers_of_one_device(tmp_path):
     state = sp.launch(_save_by_stages, (tmp_path, _groups), world_size=2, transport="inline")[0]
     network = nn.Sequential(*_layers(4))
     optimizer, alone = (Adam(_groups(list(network.parameters())), 0.01) for _ in range(2))

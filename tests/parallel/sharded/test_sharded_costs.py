@@ -163,7 +163,8 @@ def test_dry_run_of_a_large_model_takes_no_memory():
     finally:
         tracemalloc.stop()
     assert found.memory[0]["peak_bytes"] > 10**9
-    assert peak_bytes < 10**7
+    # Masks of the attention are broadcast for their strides, and never written.
+    assert peak_bytes < 5 * 10**7
 
 
 @pytest.mark.parametrize("ranks", [5, 12])
