@@ -387,7 +387,9 @@ def test_data_parallelism_beside_cut_layers(sizes):
     _check(sizes, "DDP", "shard", ODD)
 
 
-@pytest.mark.parametrize("letters", ["", *LETTERS])
+@pytest.mark.parametrize(
+    "letters", ["", "SSS", *(pytest.param(letters, marks=pytest.mark.matrices) for letters in LETTERS[1:])]
+)
 def test_late_weight_gradients_of_recomputed_blocks(letters):
     """With ZB-H1 a recomputed block runs again once, and gradients of its weights come from that run."""
     kind = Kind(4, 2, 4, 2, 11, recompute=True, schedule="zb_h1")
