@@ -154,7 +154,13 @@ class DataLoader:
             order = self.sampler.remaining(start)
         else:
             # An order of the user's own skips this rank's share of them.
-            order = np.fromiter(self.sampler, dtype=np.int64)[start // getattr(self.sampler, "num_replicas", 1) :]
+            share, rest = divmod(start, getattr(self.sampler, "num_replicas", 1))
+            if rest:
+                raise InputError(
+                    f"DataLoader: {start} samples of this epoch are done, which the {self.sampler.num_replicas} ranks "
+                    f"of the {type(self.sampler).__name__} do not divide evenly; resume on another number of ranks."
+                )
+            order = np.fromiter(self.sampler, dtype=np.int64)[share:]
         return self._track(order, epoch, start)
 
     def iterate(self, start: int = 0) -> Iterator[Any]:

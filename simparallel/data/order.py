@@ -14,12 +14,13 @@ _SOURCE = ("num_samples", "shuffle")
 
 
 def order_of(dataset: Any) -> dict[str, Any]:
-    """Return plain data that defines the order, equal for all shards and for any number of them.
+    """Return plain data that defines the order, equal for all shards.
 
     Returns:
         "num_samples" and "shuffle" of the sampler; "stages" in their order, with batch sizes summed over all
-        shards; "seed" and "stage_seed", each None if nothing is shuffled with it. Unknown entries are left
-        out: all of them, unless the dataset is a `DataLoader` or a pipeline.
+        shards, and the number of shards where each shuffles its own samples; "seed" and "stage_seed", each None if
+        nothing is shuffled with it. Unknown entries are left out: all of them, unless the dataset is a `DataLoader`
+        or a pipeline.
     """
     if isinstance(dataset, DataLoader):
         return {
@@ -32,7 +33,9 @@ def order_of(dataset: Any) -> dict[str, Any]:
     stage: Pipeline | None = dataset
     while stage is not None:
         if isinstance(stage, Shuffled):
-            stages.append(f"shuffle {stage.buffer_size}")
+            # Each shard shuffles its own samples: other shards, or another number of them, have others left.
+            shards = _over_all_shards(source.sampler, 1)
+            stages.append(f"shuffle {stage.buffer_size}" + f" in each of {shards} shards" * (shards > 1))
         elif isinstance(stage, Batched):
             stages.append(f"batch {_over_all_shards(source.sampler, stage.batch_size)}")
         elif isinstance(stage, Repeated):

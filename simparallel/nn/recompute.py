@@ -80,6 +80,9 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
     # Arrays are attributes of the context, where the tape checks that they are unchanged since forward.
     context = SimpleNamespace(
         needs=(True,) * len(needed) + (False,) * len(others),
+        ends=tuple(needed.values()),
+        # Is called with the result of the second run, before its backward.
+        prepare=None,
         inputs=inputs,
         sources=sources,
         result=(y.shape, y.dtype, y.placement),
@@ -148,6 +151,8 @@ class _Recompute(Reversible):
         with _as_leaves(sources, [getattr(context, f"source_{i}") for i in range(len(sources))]):
             y = self._again(context)
             self._check_same(context, y, start)
+            if context.prepare is not None:
+                context.prepare(y)
             run_backward(y, dy, lambda leaf, gradient: found.update({id(leaf): gradient}))
         return [found.get(id(x)) for x in sources]
 
@@ -174,7 +179,7 @@ class _Recompute(Reversible):
         if result != context.result:
             difference = f"its result is {_result_text(result)}, the first one {_result_text(context.result)}"
         else:
-            first = {id(x): x for x, needed in zip(context.sources, context.needs, strict=True) if needed}
+            first = {id(x): x for x in context.ends}
             second = _ends(y, start)
             differing = [(first | second)[key] for key in first.keys() ^ second.keys()]
             if not differing:

@@ -10,7 +10,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import nn, optim
-from simparallel.errors import CheckpointError
+from simparallel.errors import CheckpointError, InputError, RunFailedError
 from simparallel.train import CheckpointConfig, Model, ModelCheckpoint
 
 SAMPLES = 24
@@ -53,7 +53,9 @@ def train(
     every: int = 1,
     **more: Any,
 ) -> Seen:
-    network = nn.Linear(1, 1)
+    network: Any = nn.Linear(1, 1)
+    if sp.get_world_size() > 1:
+        network = sp.parallel.DistributedDataParallel(network)
     model = Model(network, nn.MSELoss(), optim.SGD(network.parameters(), 1e-9))
     seen = Seen()
     checkpoint = ModelCheckpoint("net", folder, CheckpointConfig(every))
@@ -106,6 +108,63 @@ OTHER = {
     "loader": lambda: loader(2, SAMPLES // 2),
     "list": lambda: [(NUMBERS[:4], NUMBERS[:4])] * 6,  # the difference cannot be detected
 }
+
+
+class OwnOrder:
+    """A sampler that is none of the package's: each rank's share of the numbers, backwards."""
+
+    def __init__(self, ranks: int, rank: int) -> None:
+        self.num_replicas, self.rank = ranks, rank
+
+    def __len__(self) -> int:
+        return SAMPLES // self.num_replicas
+
+    def __iter__(self) -> Any:
+        return iter(range(SAMPLES - 1 - self.rank, -1, -self.num_replicas))
+
+
+def of_replica(name: str, ranks: int, rank: int) -> Any:
+    """Return the data of one of the ranks that share batches of 12."""
+    batch, columns = 12 // ranks, sp.data.TensorDataset(NUMBERS, NUMBERS)
+    if name == "sampler":
+        return sp.data.DataLoader(columns, batch, sampler=sp.data.DistributedSampler(columns, ranks, rank, seed=3))
+    if name == "own order":
+        return sp.data.DataLoader(columns, batch, sampler=OwnOrder(ranks, rank))
+    shards: dict[str, Any] = {"num_shards": ranks, "shard_id": rank}
+    if name == "shards":
+        return numbers(batch, **shards)
+    return sp.data.NumpySlicesDataset((NUMBERS, NUMBERS), shuffle=False, **shards).shuffle(5).batch(batch)
+
+
+@pytest.mark.parametrize("name", ["sampler", "shards", "own order", "shuffle"])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 4)])
+def test_other_ranks_see_each_sample_once(tmp_path, name, before, after):
+    """Ranks shuffle all samples alike and share them, which any number can; if each shuffles its own, none can."""
+
+    def steps(ranks: int, interrupt: int | None, resume: bool) -> list[float]:
+        found = sp.launch(
+            lambda: train(tmp_path, of_replica(name, ranks, sp.get_rank()), 1, interrupt, resume).steps,
+            world_size=ranks, transport="inline", echo=False,
+        )  # fmt: skip
+        return sum((step for of_rank in found for step in of_rank), [])
+
+    seen = steps(before, 1, resume=False)
+    assert len(seen) == 12
+    if name == "shuffle":
+        with refused(RunFailedError):
+            steps(after, None, resume=True)
+        seen += steps(before, None, resume=True)
+    else:
+        seen += steps(after, None, resume=True)
+    assert sorted(seen) == NUMBERS[:, 0].tolist()
+
+
+def test_uneven_rest_of_an_own_order_is_refused():
+    state = {"epoch": 0, "position": 14}
+    data = of_replica("own order", 3, 0)
+    data.load_state_dict(state)
+    with refused(InputError):
+        iter(data)
 
 
 @pytest.mark.parametrize("name", OTHER)

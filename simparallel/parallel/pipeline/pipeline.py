@@ -148,13 +148,13 @@ class Pipeline:
         self._switch = Switch(calls(model, self.stages))
         # Modes of the model's modules -> results of the passes in these modes.
         self._known: dict[tuple[bool, ...], ForwardCache] = {}
-        ranks_of_stage = [
+        self._ranks_of = [
             {schedule.rank_of(s) for s in range(stage, schedule.num_stages, self._length)}
             for stage in range(self._length)
         ]
         # id of a parameter -> the stages that use it, and the ranks of a pipeline that have it.
         self._stages_of = owners(model, self.stages)
-        self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
+        self._owners = {key: set().union(*(self._ranks_of[s] for s in found)) for key, found in self._stages_of.items()}
         # Listed once, because steps read it often.
         self._named = [(name, p) for name, p in model.named_parameters() if self._rank in self._owners[id(p)]]
         # Parameters made inside `no_init_parameters()` exist on the ranks of their stages alone.
@@ -335,17 +335,32 @@ class Pipeline:
             return {name: to_host(x.full_tensor().data).copy() for name, x in self.model._saved_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
-        """Load a state of one device, or of another cut. Arguments, result and errors as for `Module`."""
+        """Load a state of one device, or of another cut. Arguments, result and errors as for `Module`.
+
+        None in place of an array leaves a tensor as it is.
+        """
         # Parameters of other stages may have no data here, and arrays go into slices; `load` refuses wrong shapes.
         targets, own = dict(self.model._saved_tensors()), dict(state)
         for name, x in list(targets.items()):
-            if name in own and np.shape(own[name]) == x.shape:
-                if is_deferred(x):
+            if name in own and (own[name] is None or np.shape(own[name]) == x.shape):
+                if own[name] is None or is_deferred(x):
                     del targets[name], own[name]
                 elif x.placement is not None:
                     own[name] = np.asarray(own[name])[x.placement.layout.slices(self._communicator.rank, x.shape)]
         self._read, self._seen = [], []
         return load(type(self.model).__name__, targets, own, strict)
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return the parameters and saved buffers of this rank's stages, by all their names in the model."""
+        stages = self._stages_of_tensors()
+        return {
+            name: x
+            for name, x in self.model._saved_tensors()
+            if self._rank in self._owners.get(id(x), self._ranks_of[stages.get(id(x), 0)])
+        }
+
+    def _stages_of_tensors(self) -> dict[int, int]:
+        return {id(x): stage for stage, names in enumerate(self.stages) for x in tensors_of(self.model, names)}
 
     def collect(self) -> None:
         """Copy the parameters and buffers of all stages into the model on every rank; of sharded ones, its slices.
@@ -355,7 +370,7 @@ class Pipeline:
         if self._group is None:
             groups = [self._communicator.new_group(ranks) for ranks in self.mesh.groups(PIPELINE)]
             self._group = next(group for group in groups if group.rank is not None)
-        stages = {id(x): stage for stage, names in enumerate(self.stages) for x in tensors_of(self.model, names)}
+        stages = self._stages_of_tensors()
         for _, x in self.model._saved_tensors():
             rank = self.schedule.rank_of(stages.get(id(x), 0))
             data = get_namespace(x.data).empty(x.shape, x.dtype) if is_deferred(x) else x.data

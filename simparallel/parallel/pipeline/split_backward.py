@@ -1,13 +1,15 @@
 """Backward in two parts: the gradient of a stage's input now, those of its weights later.
 
 Between ranks only the input's gradient is on the critical path (Qi et al. 2023, "Zero bubble pipeline parallelism",
-arXiv 2401.10241). Every op computes the gradients that its context asks for, so it is asked twice.
+arXiv 2401.10241). Every op computes the gradients that its context asks for, so it is asked twice. A part that is
+recomputed runs again once: what is left for later are ops of its new tape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +53,11 @@ class _First(Reversible):
         self._node = copy(node)
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        self._late.append((self._node, self._needs, dy))
+        if True in ctx.needs and self._op.runs_modules:
+            wanted = {id(x) for x, needed in zip(self._node.inputs, ctx.needs, strict=True) if needed}
+            ctx.prepare = partial(_defer, wanted=wanted, late=self._late)
+        else:
+            self._late.append((self._node, self._needs, dy))
         return self._op.run_backward(ctx, dy) if True in ctx.needs else (None,) * len(self._node.inputs)
 
     def __repr__(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain, count
 from math import prod
 from typing import Any
 
@@ -13,9 +14,12 @@ from simparallel.backend import random_state
 from simparallel.errors import CheckpointError, LayoutError
 from simparallel.layout.layout import Layout
 from simparallel.nn import Module
+from simparallel.optim import Optimizer
+from simparallel.parallel import Pipeline
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import DTYPES, FilePlan, HeldTensor, TensorSlice, describe, listed, plan_file
 from simparallel.train.checkpoint.reader import CheckpointReader
+from simparallel.train.checkpoint.stages import StageModel, StageOptimizer
 from simparallel.train.ddp_wrappers import bare
 from simparallel.world.rank import get_rank
 
@@ -54,18 +58,27 @@ class TrainState:
         given = {"random": random_state if random else None, "sampler": sampler}
         given |= {f"{OWN}{name}": value for name, value in (own or {}).items()}
         # The model without its wrapper: names then do not depend on the number of devices.
-        given |= {"scaler": scaler, "scheduler": scheduler, "optimizer": optimizer, "model": bare(model)}
+        network = model = bare(model)
+        if isinstance(model, Pipeline):
+            optimizer = StageOptimizer(model, optimizer) if isinstance(optimizer, Optimizer) else optimizer
+            network, model = model.model, StageModel(model)
+        given |= {"scaler": scaler, "scheduler": scheduler, "optimizer": optimizer, "model": model}
         self.objects = {name: x for name, x in given.items() if x is not None or name.startswith(OWN)}
+        # Parts of which a rank has what belongs to its stages.
+        self.by_stage = [name for name, value in self.objects.items() if hasattr(value, "others")]
         for name, value in self.objects.items():
             if not all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")):
                 raise CheckpointError(
                     f"{name}={type(value).__name__} has no state_dict() and load_state_dict(); put other data into "
                     "extra or tensors."
                 )
-        self._places = self._by_tensor(layouts or {})
+        self._places = self._by_tensor(network, layouts or {})
 
-    def read(self, reader: CheckpointReader, name: str) -> np.ndarray:
-        """Read this rank's slice of a tensor. Raises CheckpointError."""
+    def read(self, reader: CheckpointReader, name: str) -> np.ndarray | None:
+        """Read this rank's slice of a tensor; None if other stages have it. Raises CheckpointError."""
+        part, _, own = name.partition(".")
+        if part in self.by_stage and {own, own.rpartition(".")[0] + "."} & self.objects[part].others:
+            return None
         layout = self._place(name)[0]
         return reader.read(name, None if layout is None else self._slices(name, layout, reader.shape(name)))
 
@@ -92,9 +105,9 @@ class TrainState:
         # Names of an optimizer's state share a prefix per parameter: "optimizer.state.3." covers all of its arrays.
         return self._places.get(name) or self._places.get(name.rpartition(".")[0] + ".") or (None, None)
 
-    def _by_tensor(self, layouts: Mapping[str, Layout]) -> dict[str, _Place]:
+    def _by_tensor(self, model: Any, layouts: Mapping[str, Layout]) -> dict[str, _Place]:
         """Map tensor names (for an optimizer, name prefixes) to layout and, if known, global shape."""
-        model, optimizer = self.objects.get("model"), self.objects.get("optimizer")
+        optimizer = self.objects.get("optimizer")
         if not isinstance(model, Module):
             if layouts:
                 raise CheckpointError("layouts name parameters of the model; give the model, too.")
@@ -110,7 +123,9 @@ class TrainState:
         for name, layout in layouts.items():
             cut[id(tensors[name])] = layout, cut.get(id(tensors[name]), (None, None))[1]
         found = {f"model.{name}": cut[id(tensor)] for name, tensor in tensors.items() if id(tensor) in cut}
-        for number, parameter in enumerate(getattr(optimizer, "parameters", ())):
+        for number, parameter in zip(
+            getattr(optimizer, "parameter_numbers", count()), getattr(optimizer, "parameters", ()), strict=False
+        ):
             if id(parameter) in cut:
                 # The state of a parameter (momentum, …) is cut like the parameter.
                 found[f"optimizer.state.{number}."] = cut[id(parameter)]
@@ -196,14 +211,26 @@ def make_plan(claims_by_rank: Sequence[Mapping[str, HeldTensor]]) -> tuple[Entri
     return tensors, files
 
 
-def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> Entries:
-    """Merge the ranks' plain data: one entry if all ranks agree, else one for each value with its ranks."""
+def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]], by_stage: Iterable[str] = ()) -> Entries:
+    """Merge the ranks' plain data: one entry if all ranks agree, else one for each value with its ranks.
+
+    Parts in `by_stage` get the entries of all ranks.
+    """
+    whole = {name: _united([tree[name] for tree in trees_by_rank]) for name in by_stage}
+    trees_by_rank = [{**tree, **whole} for tree in trees_by_rank]
     # Unlike ==, the text distinguishes 1, 1.0 and True.
     values_of = _by_value(trees_by_rank, lambda tree: json.dumps(tree, sort_keys=True))
     return {
         name: [{"ranks": _owners(ranks, len(trees_by_rank)), "tree": tree} for tree, ranks in values]
         for name, values in values_of.items()
     }
+
+
+def _united(trees_: Sequence[Any]) -> Any:
+    """Return a tree with the entries of all these; where some have none or None, those of the others."""
+    dicts = [tree for tree in trees_ if isinstance(tree, dict)]
+    keys = dict.fromkeys(chain(*dicts))
+    return {key: _united([tree[key] for tree in dicts if key in tree]) for key in keys} if dicts else trees_[0]
 
 
 def _by_value(

@@ -146,7 +146,8 @@ class CheckpointManager:
             step: number of the step, 0 or more; saving it again replaces the older checkpoint.
             model, optimizer, scheduler, sampler, scaler: any object with `state_dict()` and
                 `load_state_dict()`; None leaves it out. The sampler may be the `DataLoader`, which
-                knows its position in the epoch. A `DistributedDataParallel` or `DataParallel` around the model
+                knows its position in the epoch. Of a `Pipeline` each rank saves its stages, under the
+                names and numbers of one device. A `DistributedDataParallel` or `DataParallel` around the model
                 is unwrapped; one inside the model stays part of the names ("head.module.weight").
             random: save the state of the random numbers.
             extra: plain data of the first rank (None acts as {}): numbers, text, and lists, tuples and dicts
@@ -175,10 +176,12 @@ class CheckpointManager:
         try:
             # The ranks agree three times: on the contents, after writing the files, and after the rename. A failure on
             # one rank raises on all of them at the next agreement.
+            parts = TrainState()
             with barrier.attempt():
+                # First, because the ranks of a pipeline make it together.
+                parts = TrainState(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
                 if barrier.rank == 0:
                     name = self._begin(step)
-                parts = TrainState(model, optimizer, scheduler, sampler, scaler, random, layouts, own)
                 contents = Contents(parts, tensors or {}, extra)
             everyones = barrier.agree((name, contents.claims, contents.trees))
             # Only the first rank has made a name; all write into its directory.
@@ -199,7 +202,7 @@ class CheckpointManager:
                         "world_size": barrier.size,
                         "files": {file_name(rank): file.size_bytes for rank, file in files.items()},
                         "tensors": tensors_of_all,
-                        "parts": merge_parts([trees for _, _, trees in everyones]),
+                        "parts": merge_parts([trees for _, _, trees in everyones], parts.by_stage),
                         "extra": contents.extra,
                     }
                     self._commit(temporary, final, manifest)

@@ -15,6 +15,7 @@ from simparallel.errors import InputError, RunFailedError, UnknownValueError
 from simparallel.models import gpt
 from simparallel.parallel import Pipeline
 from simparallel.parallel.operator.interpreter import running_on
+from simparallel.parallel.pipeline.split_backward import input_gradient
 
 TOKENS, LENGTH = 12, 5
 
@@ -359,9 +360,62 @@ def _checkpointed():
     return Checkpointed()
 
 
-def test_parts_are_recomputed():
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_h2"])
+def test_parts_are_recomputed(schedule):
     x = np.random.default_rng(1).standard_normal((7, 4))
-    _check(_checkpointed, _square, [x], x, 2, stages=[["parts.0"], ["parts.1"]], steps=2)
+    _check(_checkpointed, _square, [x], x, 2, stages=[["parts.0"], ["parts.1"]], steps=2, schedule=schedule)
+
+
+class CheckpointedTwice(nn.Module):
+    """Four layers, recomputed in pairs, and each of a pair once more inside of that; the first weight is tied."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4, dtype=np.float64) for _ in range(4)])
+        self.parts[3].weight = self.parts[2].weight
+        self.calls = 0
+
+    def layer(self, part, x):
+        self.calls += 1
+        return part(x).tanh()
+
+    def pair(self, i, x):
+        return nn.checkpoint(
+            partial(self.layer, self.parts[i + 1]), nn.checkpoint(partial(self.layer, self.parts[i]), x)
+        )
+
+    def forward(self, x):
+        for i in (0, 2):
+            x = nn.checkpoint(partial(self.pair, i), x)
+        return x
+
+
+def test_split_backward_recomputes_once():
+    """Gradients of inputs, then those of weights: equal to those of one backward, of as many runs of each layer."""
+
+    def run(is_split):
+        sp.set_seed(3)
+        network, found = CheckpointedTwice(), {}
+        x = sp.Tensor(np.random.default_rng(1).standard_normal((5, 4)), requires_grad=True)
+        loss = network(x).square().sum()
+        if not is_split:
+            loss.backward()
+            return network.calls, x.grad.numpy(), [p.grad.numpy() for p in network.parameters()]
+
+        def deliver(leaf, gradient):
+            assert id(leaf) not in found
+            found[id(leaf)] = gradient
+
+        finish = input_gradient(loss, np.ones(()), [x], deliver)
+        assert found.keys() == {id(x)}
+        finish()
+        return network.calls, found[id(x)], [found[id(p)] for p in network.parameters()]
+
+    (calls, x, weights), (calls_split, x_split, weights_split) = run(False), run(True)
+    assert calls == calls_split
+    np.testing.assert_array_equal(x_split, x)
+    for found, expected in zip(weights_split, weights, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
 def test_norms_have_the_statistics_of_micro_batches():

@@ -10,9 +10,10 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import nn
-from simparallel.errors import InputError
-from simparallel.optim import SGD, GradScaler, clip_grad_norm_
+from simparallel.errors import CheckpointError, InputError, RunFailedError
+from simparallel.optim import SGD, Adam, GradScaler, clip_grad_norm_
 from simparallel.parallel import Pipeline
+from simparallel.train import CheckpointManager
 
 WIDTH = 4
 
@@ -189,6 +190,65 @@ def test_a_checkpoint_loads_into_any_cut(mesh):
             assert found.keys() == alone.state_dict().keys()
             for name, value in alone.state_dict().items():
                 np.testing.assert_allclose(found[name], value, rtol=1e-9)
+
+
+def _groups(parameters):
+    """Return groups of weights and of biases."""
+    return [{"params": [p for p in parameters if p.ndim == n], "lr": 0.01 * n} for n in (2, 1)]
+
+
+def _save_by_stages(folder, make_groups):
+    pipeline = Pipeline(nn.Sequential(*_layers(4)), _square, 4)
+    optimizer = Adam(make_groups(pipeline.parameters()), 0.01)
+    pipeline.step(*_data(8))
+    optimizer.step()
+    CheckpointManager(folder).save(1, model=pipeline, optimizer=optimizer)
+    return pipeline.state_dict()
+
+
+def test_groups_have_the_numbers_of_one_device(tmp_path):
+    state = sp.launch(_save_by_stages, (tmp_path, _groups), world_size=2, transport="inline")[0]
+    network = nn.Sequential(*_layers(4))
+    optimizer, alone = (Adam(_groups(list(network.parameters())), 0.01) for _ in range(2))
+    _square(network(sp.Tensor(_data(8)[0])), sp.Tensor(_data(8)[1])).backward()
+    alone.step()
+    CheckpointManager(tmp_path).restore(model=network, optimizer=optimizer)
+    for name, value in network.state_dict().items():
+        np.testing.assert_array_equal(value, state[name])
+    found, expected = optimizer.state_dict(), alone.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    for number, values in expected["state"].items():
+        assert found["state"][number].keys() == values.keys()
+        for name, value in values.items():
+            np.testing.assert_allclose(found["state"][number][name], value, rtol=1e-9, atol=1e-12)
+
+
+OTHER_GROUPS = {
+    "uneven": lambda parameters: _groups(parameters)[sp.get_rank() :],
+    "foreign": lambda parameters: [nn.Parameter(np.ones(3))],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_GROUPS)
+def test_groups_of_stages_that_do_not_fit_are_refused(tmp_path, name):
+    with refused(RunFailedError):
+        sp.launch(_save_by_stages, (tmp_path, OTHER_GROUPS[name]), world_size=2, transport="inline", echo=False)
+    assert CheckpointManager(tmp_path).latest() is None
+
+
+def test_groups_of_another_pipeline_are_refused(tmp_path):
+    sp.launch(_save_by_stages, (tmp_path, list), world_size=2, transport="inline")
+
+    def program():
+        pipeline = Pipeline(nn.Sequential(*_layers(4)), _square, 4)
+        before, optimizer = pipeline.state_dict(), Adam(_groups(pipeline.parameters()), 0.01)
+        with refused(CheckpointError):
+            CheckpointManager(tmp_path).restore(model=pipeline, optimizer=optimizer)
+        return before, pipeline.state_dict()
+
+    for before, after in sp.launch(program, world_size=2, transport="inline"):
+        for name, value in before.items():
+            np.testing.assert_array_equal(after[name], value)
 
 
 def _layers(ranks):

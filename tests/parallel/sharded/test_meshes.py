@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import random
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
-from math import prod
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from crashing_files import HookedFiles, Killed, dies_at, fails_at
 
 import simparallel as sp
 from simparallel.clock.recorder import current_recorder
+from simparallel.errors import CheckpointError, RunFailedError
 from simparallel.parallel import Pipeline, fully_shard, implicit_replication
 
 AXES = "pp", "dp", "shard", "tp"
@@ -26,6 +31,8 @@ class Kind(NamedTuple):
     width: int
     head_size: int
     vocabulary: int
+    recompute: bool = False
+    schedule: str = "1f1b"
 
 
 # Odd widths, of which an axis cuts no dim evenly.
@@ -46,6 +53,7 @@ def _network(kind: Kind) -> Any:
     return sp.models.Decoder(
         kind.vocabulary, kind.layers, kind.heads, kind.width, head_size=kind.head_size, num_positions=LENGTH,
         is_gated=False, has_layer_norm=True, has_qkv_bias=True, has_bias=True, is_tied=True, dtype=np.float64,
+        recompute=kind.recompute,
     )  # fmt: skip
 
 
@@ -91,9 +99,18 @@ def _axes_of(mesh: Any, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(name for name, along in zip(AXES, zip(*places, strict=True), strict=True) if len(set(along)) > 1)
 
 
-def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found:
+class Prepared(NamedTuple):
+    model: Any
+    parameters: Any
+    named: list[tuple[str, Any]]
+    clip: Any
+    run: Any  # (tokens, labels) of the rank's replica -> loss
+    replica: int
+
+
+def _prepared(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Prepared:
     mesh, rank = sp.Mesh(sizes, AXES), sp.get_rank()
-    pp, dp, shard, tp = sizes
+    pp, _, _, tp = sizes
     network: Any = _network(kind)
     if tp > 1:
         sp.distribute_module(network, sp.Layout.of_mesh(mesh.part(("tp",), rank)), network.cuts("tp"))
@@ -107,51 +124,54 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
             fully_shard(block, **settings)
         # Outside of a pipeline, one group has the rest.
         fully_shard(network.norm if pp > 1 else network, **settings)
-    replicas = dp * shard
-    x, y = _batch(2 * replicas, kind.vocabulary)
-    number = mesh.group(("dp", "shard"), rank).index(rank)
-    x, y = x[2 * number : 2 * number + 2], y[2 * number : 2 * number + 2]
+    replica = mesh.group(("dp", "shard"), rank).index(rank)
     if pp > 1:
-        pipeline = Pipeline(network, _loss, 2, mesh=mesh, stages=_stages(pp, kind.layers))
-        run, parameters = lambda: pipeline.step(x, y), pipeline.parameters()
-        clip: Any = pipeline.clip_grad_norm_
+        pipeline = Pipeline(network, _loss, 2, kind.schedule, mesh=mesh, stages=_stages(pp, kind.layers))
         named = list(pipeline.named_parameters())
-    else:
-        parameters = list(network.parameters())
-        named = [(name.removeprefix("module."), p) for name, p in network.named_parameters()]
+        return Prepared(pipeline, pipeline.parameters(), named, pipeline.clip_grad_norm_, pipeline.step, replica)
+    parameters = list(network.parameters())
 
-        def clip(limit: float) -> float:
-            return sp.optim.clip_grad_norm_(parameters, limit)
+    def clip(limit: float) -> float:
+        return sp.optim.clip_grad_norm_(parameters, limit)
 
-        def run() -> Any:
-            with implicit_replication(mesh.group("tp", rank)):
-                loss = _loss(network(x), sp.Tensor(y))
-                loss.backward()
-                return loss.full_tensor()
+    def run(x: Any, y: Any) -> Any:
+        with implicit_replication(mesh.group("tp", rank)):
+            loss = _loss(network(x), sp.Tensor(y))
+            loss.backward()
+            return loss.full_tensor()
 
-    optimizer = sp.optim.Adam(parameters, 0.01)
+    named = [(name.removeprefix("module."), p) for name, p in network.named_parameters()]
+    return Prepared(network, parameters, named, clip, run, replica)
+
+
+def _own_part(x: Any, shape: tuple[int, ...]) -> Any:
+    place = x.placement
+    return (... if place is None else place.layout.slices(sp.get_rank(), shape)), x.data.copy()
+
+
+def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found:
+    mesh, (pp, dp, shard, _) = sp.Mesh(sizes, AXES), sizes
+    prepared = _prepared(sizes, letters, axis, kind)
+    x, y = _batch(2 * dp * shard, kind.vocabulary)
+    part = slice(2 * prepared.replica, 2 * prepared.replica + 2)
+    optimizer = sp.optim.Adam(prepared.parameters, 0.01)
     losses, norms = [], []
     recorder, counts = current_recorder(), Counter[Any]()
     assert recorder is not None
     for _ in range(STEPS):
         optimizer.zero_grad()
         begin = len(recorder.events)
-        loss = run()
+        loss = prepared.run(x[part], y[part])
         events = [e for e in recorder.events[begin:] if e.kind == "collective" and len(e.group) > 1]
         counts = Counter((e.name, _axes_of(mesh, e.group)) for e in events)
         losses.append(loss.item() if pp > 1 else sp.all_reduce(loss.data.copy(), "mean").item())
-        norms.append(clip(0.5))
+        norms.append(prepared.clip(0.5))
         optimizer.step()
     if pp > 1:
         # Of the loss, over all ranks.
         counts -= Counter([("all_reduce", _axes_of(mesh, mesh.ranks))])
-
-    def own_part(x: Any, shape: tuple[int, ...]) -> Any:
-        place = x.placement
-        return (... if place is None else place.layout.slices(rank, shape)), x.data.copy()
-
-    gradients = {name: own_part(p.grad, p.shape) for name, p in named}
-    return Found(losses, norms, gradients, {name: own_part(p, p.shape) for name, p in named}, counts)
+    gradients = {name: _own_part(p.grad, p.shape) for name, p in prepared.named}
+    return Found(losses, norms, gradients, {name: _own_part(p, p.shape) for name, p in prepared.named}, counts)
 
 
 def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, transport: str = "inline") -> None:
@@ -221,45 +241,129 @@ def test_collectives_are_those_of_each_group(sizes, kind):
             }
 
 
-def _resumed(sizes: tuple[int, ...], folder: Any, restores: bool) -> dict[str, Any]:
-    """Train on the same batch on all ranks: save after two steps, or restore, and train one more."""
-    mesh, rank = sp.Mesh(sizes, AXES), sp.get_rank()
-    network: Any = _network(ODD)
-    if restores:
-        for p in network.parameters():
-            p.data[...] = 0
-    sp.distribute_module(network, sp.Layout.of_mesh(mesh.part(("tp",), rank)), network.cuts("tp"))
-    for part in (*network.blocks, network):
-        fully_shard(part, mesh, ("dp", "shard"))
-    optimizer, manager = sp.optim.Adam(network.parameters(), 0.01), sp.train.CheckpointManager(folder)
-    x, y = _batch(2, ODD.vocabulary)
+class Run(NamedTuple):
+    sizes: tuple[int, ...]
+    letters: str
+    axis: Any
+    kind: Kind
+    samples: int  # of a step, of all replicas together
 
-    def step() -> None:
+
+class Kill(NamedTuple):
+    """A save of one rank that dies, or fails as on a full disk, at a part of its file operations."""
+
+    rank: int
+    part: float
+    dies: bool
+
+    def files(self, target: int) -> Any:
+        return dies_at(target) if self.dies else fails_at(target, errno.ENOSPC)
+
+
+class Resumed(NamedTuple):
+    step: int
+    replica: int
+    seen: list[list[int]]  # the numbers of the samples of each step
+    weights: dict[str, Any]
+
+
+def _continued(run: Run, folder: Any, copy: Any = None, kill: Kill | None = None, steps: int = STEPS) -> Resumed:
+    """Restore the last checkpoint if there is a `copy` to write of it, train up to a step, and save each one before."""
+    sizes, rank = run.sizes, sp.get_rank()
+    prepared = _prepared(*run[:4])
+    optimizer = sp.optim.Adam(prepared.parameters, 0.01)
+    x, y = _batch(STEPS * run.samples, run.kind.vocabulary)
+    replicas = sizes[1] * sizes[2]
+    data = sp.data.TensorDataset(x, y, np.arange(len(x)))
+    sampler = sp.data.DistributedSampler(data, replicas, prepared.replica, seed=4)
+    loader = sp.data.DataLoader(data, run.samples // replicas, sampler=sampler)
+    parts = {"model": prepared.model, "optimizer": optimizer, "sampler": loader}
+    step, seen, done = 0, [], 0
+    if copy is not None:
+        step = sp.train.CheckpointManager(folder).restore(**parts).step
+        sp.train.CheckpointManager(copy).save(step, **parts)
+    for x, y, numbers in loader:
         optimizer.zero_grad()
-        with implicit_replication(mesh.group("tp", rank)):
-            _loss(network(x), sp.Tensor(y)).backward()
+        prepared.run(x.numpy(), y.numpy())
         optimizer.step()
+        step += 1
+        seen.append(numbers.numpy().tolist())
+        if step == steps:
+            break
+        if copy is None and folder is not None:
+            files = HookedFiles()
+            if kill is not None and kill.rank == rank:
+                files = kill.files(int(kill.part * done) if done else 1 << 40)
+            sp.train.CheckpointManager(folder, files=files).save(step, **parts)
+            done = getattr(files, "done", 0)
+    return Resumed(
+        step - len(seen), prepared.replica, seen, {name: _own_part(p, p.shape) for name, p in prepared.named}
+    )
 
-    if restores:
-        manager.restore(model=network, optimizer=optimizer)
-    else:
-        step(), step()
-        manager.save(2, model=network, optimizer=optimizer)
-    step()
-    whole: dict[str, Any] = network.full_state_dict()
-    return whole
+
+@cache
+def _uninterrupted(samples: int, kind: Kind) -> Resumed:
+    run = Run((1, 1, 1, 1), "", "shard", kind, samples)
+    return sp.launch(_continued, (run, None), world_size=1, transport="inline")[0]
 
 
-@pytest.mark.parametrize(
-    ("saved", "restored"), [((1, 1, 2, 2), (1, 1, 1, 3)), ((1, 2, 1, 2), (1, 1, 2, 2)), ((1, 1, 1, 1), (1, 1, 2, 2))]
-)
-def test_checkpoints_go_from_mesh_to_mesh(tmp_path, saved, restored):
-    """Slices of slices are saved as parts of the whole tensors, and so is the state of the optimizer."""
-    expected = sp.launch(_resumed, (saved, tmp_path, False), world_size=prod(saved), transport="inline")[0]
-    for found in sp.launch(_resumed, (restored, tmp_path, True), world_size=prod(restored), transport="inline"):
-        assert found.keys() == expected.keys()
-        for name, value in found.items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-14, err_msg=name)
+def _drawn(number: int) -> tuple[Run, Run, Kill | None]:
+    """Draw the mesh that saves, the one that restores, and in each third case how the last save is killed."""
+    draw = random.Random(number)
+    by_ranks = [[sizes for sizes in [(1,) * 4, *MESHES] if prod(sizes) == n] for n in range(1, MOST_RANKS + 1)]
+    both = [draw.choice(draw.choice(by_ranks)) for _ in range(2)]
+    stages = max(sizes[0] for sizes in both)
+    kind = ODD if stages == 1 else Kind(stages, 8, 8, 1, 13)
+    samples = 2 * lcm(*(sizes[1] * sizes[2] for sizes in both))
+    runs = []
+    for sizes in both:
+        # A pipeline alone has replicas along "dp".
+        letters = draw.choice([*LETTERS, *["DDP"][: sizes[0] == 1], *[""][: sizes[0] > 1 == sizes[2]]])
+        runs.append(Run(sizes, letters, draw.choice(["shard", ("dp", "shard")][sizes[0] == 1 :]), kind, samples))
+    kill = Kill(draw.randrange(prod(both[0])), draw.random(), draw.random() < 0.7) if number % 3 == 2 else None
+    return runs[0], runs[1], kill
+
+
+def _arrays(folder: Any) -> Any:
+    with sp.train.CheckpointManager(folder).open() as reader:
+        groups = reader.state("optimizer")["param_groups"]
+        return {name: reader.read(name) for name in reader.names()}, groups, reader.state("sampler")
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.matrices if n >= 6 else ()) for n in range(60)])
+def test_checkpoints_go_from_mesh_to_mesh(tmp_path, number):
+    """Two steps on a mesh, and one on another: the run of one rank, from the last save that was not killed."""
+    first, second, kill = _drawn(number)
+    folder, copy = tmp_path / "saved", tmp_path / "copy"
+    with pytest.raises((RunFailedError, Killed, CheckpointError)) if kill else nullcontext():
+        sp.launch(_continued, (first, folder, None, kill), world_size=prod(first.sizes), transport="inline", echo=False)
+    steps = sp.train.CheckpointManager(folder).steps()
+    assert steps in ([[1], [1, 2]] if kill else [[1, 2]])
+
+    expected = _uninterrupted(first.samples, first.kind)
+    results = sp.launch(_continued, (second, folder, copy), world_size=prod(second.sizes), transport="inline")
+    (saved, groups, order), (again, groups_again, order_again) = _arrays(folder), _arrays(copy)
+    assert saved.keys() == again.keys()
+    assert groups == groups_again
+    assert order == order_again
+    for name, value in saved.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+    assert {found.step for found in results} == {steps[-1]}
+    for k, numbers in enumerate(expected.seen[steps[-1] :]):
+        seen = {found.replica: found.seen[k] for found in results}
+        assert sorted(sum(seen.values(), [])) == sorted(numbers)
+        assert all(found.seen[k] == seen[found.replica] for found in results)
+    for found in results:
+        for name, (index, value) in found.weights.items():
+            np.testing.assert_allclose(value, expected.weights[name][1][index], rtol=1e-8, atol=1e-13, err_msg=name)
+
+
+def test_drawn_meshes_differ_in_each_axis():
+    runs = [_drawn(number) for number in range(60)]
+    for axis in range(4):
+        assert len({(first.sizes[axis], second.sizes[axis]) for first, second, _ in runs}) > 6
+    assert sum(kill is not None for _, _, kill in runs) == 20
+    assert {run.letters for pair in runs for run in pair[:2]} == {*LETTERS, "", "DDP"}
 
 
 @pytest.mark.parametrize(
@@ -281,6 +385,15 @@ def test_dry_run_of_a_mesh_has_the_same_events(sizes):
 def test_data_parallelism_beside_cut_layers(sizes):
     """`DistributedDataParallel` averages slices, and a norm counts the copies of each slice once."""
     _check(sizes, "DDP", "shard", ODD)
+
+
+@pytest.mark.parametrize(
+    "letters", ["", "SSS", *(pytest.param(letters, marks=pytest.mark.matrices) for letters in LETTERS[1:])]
+)
+def test_late_weight_gradients_of_recomputed_blocks(letters):
+    """With ZB-H1 a recomputed block runs again once, and gradients of its weights come from that run."""
+    kind = Kind(4, 2, 4, 2, 11, recompute=True, schedule="zb_h1")
+    _check((2, 1, 2, 1) if letters else (2, 1, 1, 2), letters, "shard", kind)
 
 
 @pytest.mark.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import nullcontext
 from typing import Any
 
@@ -151,6 +152,19 @@ def test_dry_run_of_many_ranks(vocabulary, classes):
     assert memory["live"]["parameters"] == 0
     assert found.classes == classes
     assert len(found.memory) <= 5
+
+
+def test_dry_run_of_a_large_model_takes_no_memory():
+    """The slices of one rank are 440 MB, and a block has 800 MB."""
+    tracemalloc.start()
+    try:
+        found = sp.dry_run(_large_gpt, (2, 4096, 51200), world_size=16)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.memory[0]["peak_bytes"] > 10**9
+    # Masks of the attention are broadcast for their strides, and never written.
+    assert peak_bytes < 5 * 10**7
 
 
 @pytest.mark.parametrize("ranks", [5, 12])
