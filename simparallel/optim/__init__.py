@@ -39,8 +39,8 @@ __all__ = [
     "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ChainedScheduler", "ConstantLR", "CosineAnnealingLR",
     "CosineAnnealingWarmRestarts", "CyclicLR", "DynamicLossScaleManager", "ExponentialLR", "FixedLossScaleManager",
     "GradScaler", "LAMB", "LARS", "LRScheduler", "LambdaLR", "LinearLR", "LossScaleManager", "Momentum", "MultiStepLR",
-    "Muon", "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD", "SequentialLR",
-    "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
+    "Muon", "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD",
+    "SequentialLR", "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
 ]  # fmt: skip
 
 answer_unknown_names(__name__)

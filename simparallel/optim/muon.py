@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from simparallel.arrays.host.sums import wider
 from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
@@ -17,10 +18,11 @@ from simparallel.optim.optimizer import Group, Optimizer, settings_among
 from simparallel.optim.owners import on_owners
 
 # Of the ratio of rates, by the name of `adjust_lr_fn`; torch.optim.Muon's constants.
-RATIOS = {
+RATIOS: dict[str | None, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / max(columns, 1))),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
+RATIOS[None] = RATIOS["original"]
 _MATRICES = "matrices"  # in the queue of a step
 
 
@@ -45,7 +47,7 @@ class Muon(Optimizer):
         nesterov: use Nesterov momentum.
         ns_coefficients: (a, b, c).
         eps: the least norm to divide by, 0 or more.
-        ns_steps: number of steps, 0 … 99.
+        ns_steps: number of steps, 0 or more.
         adjust_lr_fn: the factor r for a matrix of m rows and n columns: "original", or None, sqrt(max(1, m / n));
             "match_rms_adamw" 0.2 sqrt(max(m, n)), for rates of AdamW: Liu et al. 2025, "Muon is scalable for LLM
             training".
@@ -78,15 +80,14 @@ class Muon(Optimizer):
 
     def check(self, group: Group) -> None:
         super().check(group)
+        check_integer(self._name, "ns_steps", group["ns_steps"])
         factors, name = group["ns_coefficients"], group["adjust_lr_fn"]
         if not isinstance(factors, (tuple, list)) or len(factors) != 3:
             raise InputError(f"{self._name}: ns_coefficients={factors!r} must be three numbers.")
         for i, factor in enumerate(factors):
             check_number(self._name, f"ns_coefficients[{i}]", factor, low=-math.inf)
-        if check_integer(self._name, "ns_steps", group["ns_steps"]) >= 100:
-            raise InputError(f"{self._name}: ns_steps={group['ns_steps']} must be below 100.")
-        if name is not None and name not in RATIOS:
-            raise InputError(f"{self._name}: adjust_lr_fn={name!r} must be None or one of {', '.join(RATIOS)}.")
+        if name not in RATIOS:
+            raise InputError(f"{self._name}: adjust_lr_fn={name!r} must be one of {', '.join(map(repr, RATIOS))}.")
 
     def _check_param(self, i: int, param: Any, known: set[Tensor]) -> None:
         super()._check_param(i, param, known)
@@ -100,14 +101,13 @@ class Muon(Optimizer):
         b, momentum = self._remembered(param, group)["momentum_buffer"], group["momentum"]
         direction = get_namespace(b).empty_like(b)
         observer_of(param._device).memory.hold(direction, BUFFERS)
-        numbers, nesterov = (1 - momentum, momentum), bool(group["nesterov"])
+        numbers, nesterov = (1 - momentum, momentum), group["nesterov"]
         self._apply(_momentum, param, grad, [b, direction], numbers, 1, nesterov=nesterov)
-        entry = param, direction, group
-        if self._queued is None or not (arrays_of(direction).joins_updates or param.placement):
-            self._finish([entry])
+        if self._queued is None or not (arrays_of(b).joins_updates or param.placement):
+            self._finish([(param, direction, group)])
         else:
             # Slices of all matrices travel together.
-            self._queued.setdefault(_MATRICES, []).append(entry)
+            self._queued.setdefault(_MATRICES, []).append((param, direction, group))
 
     def _compute_queued(self) -> None:
         entries = (self._queued or {}).pop(_MATRICES, [])
@@ -117,42 +117,46 @@ class Muon(Optimizer):
 
     def _finish(self, entries: list[tuple[Tensor, Array, Group]]) -> None:
         """Update the parameters in the directions of these arrays, made orthogonal. Collective: yes, for slices."""
-        cut: dict[Any, list[tuple[Tensor, Array, Group]]] = {}
-        for entry in entries:
-            param, direction, group = entry
-            ranks = param.interpreter.slice_group(param) if param.placement and param.interpreter else None
+        together: dict[Any, list[tuple[Tensor, Array, Group]]] = {}
+        for param, direction, group in entries:
+            ranks = param.interpreter.slice_group(param) if param.interpreter and param.placement else None
             if ranks is None:
-                self._move(param, _recorded(param, direction, group), group)
+                self._move(param, self._orthogonal(param, direction, group), group)
             else:
-                cut.setdefault((ranks, direction.dtype), []).append(entry)
-        for (ranks, _), own in cut.items():
-            params, directions, groups = zip(*own, strict=True)
-            costs = [_work(param, group)[0] for param, group in zip(params, groups, strict=True)]
+                together.setdefault((ranks, direction.dtype), []).append((param, direction, group))
+        for (ranks, _), cut in together.items():
+            params, directions, groups = zip(*cut, strict=True)
+            costs = [self.matrix_work(param, group)[0] for param, _, group in cut]
 
             def compute(i: int, whole: Array, params: Any = params, groups: Any = groups) -> Array:
-                return _recorded(params[i], whole, groups[i])
+                return self._orthogonal(params[i], whole, groups[i])
 
-            for param, result, group in zip(
-                params, on_owners(compute, params, directions, costs, ranks), groups, strict=True
-            ):
-                self._move(param, result, group)
+            on_owners(compute, params, directions, costs, ranks)
+            for entry in cut:
+                self._move(*entry)
+
+    def _orthogonal(self, param: Tensor, whole: Array, group: Group) -> Array:
+        """Return `orthogonal` of an array, and record its work and its result."""
+        observer = observer_of(param._device)
+        start_ns = observer.begin("Muon.orthogonal")
+        found = orthogonal(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        observer.memory.hold(found, BUFFERS)
+        if isinstance(observer, Recorder):
+            observer.work("Muon.orthogonal", "optimizer", start_ns, *self.matrix_work(param, group), found.itemsize)
+        return found
 
     def _move(self, param: Tensor, direction: Array, group: Group) -> None:
-        lr, rows, columns = group["lr"], *param.shape
-        ratio = RATIOS[group["adjust_lr_fn"] or "original"](rows, columns)
+        lr, ratio = group["lr"], RATIOS[group["adjust_lr_fn"]](*param.shape)
         self._apply(_muon, param, direction, [], (1 - lr * group["weight_decay"], lr * ratio), 1)
 
     def work(self, group: Group) -> tuple[int, int]:
         # b 3, direction 3 with Nesterov, step 3; read grad, direction twice and p, write these; read and write b
-        return 6 + 3 * bool(group["nesterov"]), 7
+        return 6 + 3 * group["nesterov"], 7
 
-    def element_work(self, param: Tensor) -> tuple[int, int, int, int] | None:
-        found = super().element_work(param)
-        group = next((group for group in self.param_groups if any(param is own for own in group["params"])), None)
-        if found is None or group is None or not param.size:
-            return found
-        flops, moved_bytes = _work(param, group)
-        return found[0] + flops // param.size, found[1] + moved_bytes // param.size, *found[2:]
+    def matrix_work(self, param: Tensor, group: Group) -> tuple[int, int]:
+        (m, n), steps, itemsize = sorted(param.shape), group["ns_steps"], wider(param.dtype).itemsize
+        flops = 3 * m * n + steps * (4 * m * m * n + 2 * m**3 + 3 * m * m + 2 * m * n)
+        return flops, itemsize * (5 * m * n + steps * (8 * m * n + 9 * m * m))
 
 
 def _momentum(
@@ -191,23 +195,3 @@ def orthogonal(x: Array, coefficients: tuple[float, float, float], steps: int, e
         factor += gram
         x = a * x + arrays.matmul(factor, x)
     return xp.ascontiguousarray(x.T) if is_tall else x
-
-
-def _work(param: Tensor, group: Group) -> tuple[int, int]:
-    """Return flops and bytes moved of `orthogonal` for a whole matrix."""
-    m, n = sorted(param.shape)
-    itemsize, steps = max(param.dtype.itemsize, 4), group["ns_steps"]
-    return 3 * m * n + steps * (4 * m * m * n + 2 * m**3 + 3 * m * m + 2 * m * n), itemsize * (
-        5 * m * n + steps * (8 * m * n + 9 * m * m)
-    )
-
-
-def _recorded(param: Tensor, whole: Array, group: Group) -> Array:
-    """Return `orthogonal` of an array, and record its work and its result."""
-    observer = observer_of(param._device)
-    start_ns = observer.begin("Muon.orthogonal")
-    found = orthogonal(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    observer.memory.hold(found, BUFFERS)
-    if isinstance(observer, Recorder):
-        observer.work("Muon.orthogonal", "optimizer", start_ns, *_work(param, group), found.itemsize)
-    return found

@@ -1,10 +1,8 @@
-"""Owners: one rank for each tensor, for computations on whole tensors whose ranks have slices."""
+"""Owners: one rank for each tensor, to compute on whole tensors of which the ranks have slices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
@@ -32,58 +30,49 @@ def longest_first(costs: Sequence[int], loads: list[int]) -> list[int]:
 
 
 def on_owners(
-    compute: Callable[[int, Array], Array], tensors: Sequence[Tensor], slices: Sequence[Array], costs: Sequence[int],
+    compute: Callable[[int, Array], Array],
+    tensors: Sequence[Tensor],
+    slices: Sequence[Array],
+    costs: Sequence[int],
     group: Group,
-) -> list[Array]:  # fmt: skip
-    """Return this rank's slices of `compute(i, whole)` for whole arrays, each computed on one rank.
+) -> None:
+    """Replace this rank's slices by those of `compute(i, whole)`, which one rank computes for each whole array.
 
     Args:
-        compute: number of a tensor, whole array -> new array of its shape and dtype.
+        compute: number of a tensor, whole array -> array of its shape and dtype.
         tensors: these have the layouts.
-        slices: this rank's, of one dtype.
+        slices: this rank's, of one dtype, in C order; they are written.
         costs: of `compute` for each of the tensors.
         group: the ranks that have all slices of each of them, see `AbstractInterpreter.slice_group`.
 
-    Collective: two uneven all_to_alls, one to the owners, and one back.
+    Collective: two all_to_alls, to the owners and back.
     """
-    xp, me, size = get_namespace(*slices), group.rank, group.size
-    owners = longest_first(costs, [0] * size)
+    owners = longest_first(costs, [0] * group.size)
     order = sorted(range(len(tensors)), key=owners.__getitem__)
-    own = [i for i in order if owners[i] == me]
-    layouts = [tensors[i].placement.layout for i in own]  # type: ignore[union-attr]
-    # Of each rank, where its slices are in this rank's own tensors.
-    places = [
-        [layout.slices(rank, tensors[i].shape) for i, layout in zip(own, layouts, strict=True)] for rank in group.ranks
-    ]
-    counts = [sum(slices[i].size for i in order if owners[i] == owner) for owner in range(size)]
-    own_counts = [sum(_size(index) for index in of_rank) for of_rank in places]
+    own = [i for i in order if owners[i] == group.rank]
+    xp, hold = get_namespace(*slices), observer_of(tensors[0]._device).memory.hold
+    wholes = [xp.empty(tensors[i].shape, slices[i].dtype) for i in own]
 
-    def exchange(parts: list[Array], sends: list[int], receives: list[int]) -> Array:
-        sent = _held(xp.concatenate([slices[0].reshape(-1)[:0], *parts]), tensors[0])
-        return _held(collectives.all_to_all(sent, group=group, input_splits=sends, output_splits=receives), tensors[0])
+    def parts(arrays: Sequence[Array]) -> list[list[Array]]:
+        layouts = [(tensors[i].placement.layout, tensors[i].shape) for i in own]  # type: ignore[union-attr]
+        return [
+            [array[layout.slices(rank, shape)] for array, (layout, shape) in zip(arrays, layouts, strict=True)]
+            for rank in group.ranks
+        ]
 
-    received = exchange([slices[i].reshape(-1) for i in order], counts, own_counts)
-    whole = [_held(xp.empty(tensors[i].shape, received.dtype), tensors[i]) for i in own]
-    start = 0
-    for of_rank in places:
-        for array, index in zip(whole, of_rank, strict=True):
-            part = array[index]
-            part[...] = received[start : start + part.size].reshape(part.shape)
-            start += part.size
-    results = [compute(i, array) for i, array in zip(own, whole, strict=True)]
-    parts = [array[index].reshape(-1) for of_rank in places for array, index in zip(results, of_rank, strict=True)]
-    returned = exchange(parts, own_counts, counts)
-    found, start = {}, 0
-    for i in order:
-        found[i] = returned[start : start + slices[i].size].reshape(slices[i].shape)
-        start += slices[i].size
-    return [found[i] for i in range(len(tensors))]
+    def exchange(given: list[list[Array]], taken: list[list[Array]]) -> None:
+        sends, receives = ([sum(x.size for x in of_rank) for of_rank in each] for each in (given, taken))
+        sent = xp.concatenate([slices[0].reshape(-1)[:0], *(x.reshape(-1) for of_rank in given for x in of_rank)])
+        hold(sent, BUFFERS)
+        received = collectives.all_to_all(sent, group=group, input_splits=sends, output_splits=receives)
+        hold(received, BUFFERS)
+        start = 0
+        for x in (x for of_rank in taken for x in of_rank):
+            x[...] = received[start : start + x.size].reshape(x.shape)
+            start += x.size
 
-
-def _size(index: tuple[slice, ...]) -> int:
-    return int(np.prod([part.stop - part.start for part in index], dtype=np.int64))
-
-
-def _held(array: Array, of: Tensor) -> Array:
-    observer_of(of._device).memory.hold(array, BUFFERS)
-    return array
+    own_slices = [[slices[i] for i in order if owners[i] == owner] for owner in range(group.size)]
+    for whole in wholes:
+        hold(whole, BUFFERS)
+    exchange(own_slices, parts(wholes))
+    exchange(parts([compute(i, whole) for i, whole in zip(own, wholes, strict=True)]), own_slices)

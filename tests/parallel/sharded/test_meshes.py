@@ -58,18 +58,27 @@ def _batch(samples: int, vocabulary: int) -> Any:
     return numbers[:, :-1], numbers[:, 1:]
 
 
+def _optimizers(name: str, parameters: Any) -> list[Any]:
+    """Return an optimizer for all of them; beside Muon, which takes matrices, Adam for the others."""
+    own = [p for p in parameters if p.ndim == 2 or name != "Muon"]
+    others = [p for p in parameters if p.ndim != 2 and name == "Muon"]
+    return [getattr(sp.optim, name)(own, 0.01), *([sp.optim.Adam(others, 0.01)] if others else [])]
+
+
 @cache
-def _alone(samples: int, kind: Kind) -> Found:
+def _alone(samples: int, kind: Kind, name: str = "Adam") -> Found:
     network = _network(kind)
-    optimizer = sp.optim.Adam(network.parameters(), 0.01)
+    optimizers = _optimizers(name, list(network.parameters()))
     x, y = _batch(samples, kind.vocabulary)
     losses, norms = [], []
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        for each in optimizers:
+            each.zero_grad()
         loss = _loss(network(x), sp.Tensor(y))
         loss.backward()
         norms.append(sp.optim.clip_grad_norm_(network.parameters(), 0.5))
-        optimizer.step()
+        for each in optimizers:
+            each.step()
         losses.append(loss.item())
     named = list(network.named_parameters())
     return Found(losses, norms, {n: p.grad.numpy() for n, p in named}, {n: p.numpy() for n, p in named}, Counter())
@@ -91,7 +100,7 @@ def _axes_of(mesh: Any, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(name for name, along in zip(AXES, zip(*places, strict=True), strict=True) if len(set(along)) > 1)
 
 
-def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found:
+def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, name: str = "Adam") -> Found:
     mesh, rank = sp.Mesh(sizes, AXES), sp.get_rank()
     pp, dp, shard, tp = sizes
     network: Any = _network(kind)
@@ -129,19 +138,21 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
                 loss.backward()
                 return loss.full_tensor()
 
-    optimizer = sp.optim.Adam(parameters, 0.01)
+    optimizers = _optimizers(name, parameters)
     losses, norms = [], []
     recorder, counts = current_recorder(), Counter[Any]()
     assert recorder is not None
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        for each in optimizers:
+            each.zero_grad()
         begin = len(recorder.events)
         loss = run()
         events = [e for e in recorder.events[begin:] if e.kind == "collective" and len(e.group) > 1]
         counts = Counter((e.name, _axes_of(mesh, e.group)) for e in events)
         losses.append(loss.item() if pp > 1 else sp.all_reduce(loss.data.copy(), "mean").item())
         norms.append(clip(0.5))
-        optimizer.step()
+        for each in optimizers:
+            each.step()
     if pp > 1:
         # Of the loss, over all ranks.
         counts -= Counter([("all_reduce", _axes_of(mesh, mesh.ranks))])
@@ -154,9 +165,11 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
     return Found(losses, norms, gradients, {name: own_part(p, p.shape) for name, p in named}, counts)
 
 
-def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, transport: str = "inline") -> None:
-    found = sp.launch(_train, (sizes, letters, axis, kind), world_size=prod(sizes), transport=transport)
-    expected = _alone(2 * sizes[1] * sizes[2], kind)
+def _check(
+    sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, name: str = "Adam", transport: str = "inline"
+) -> None:
+    found = sp.launch(_train, (sizes, letters, axis, kind, name), world_size=prod(sizes), transport=transport)
+    expected = _alone(2 * sizes[1] * sizes[2], kind, name)
     covered = {name: np.zeros(value.shape, bool) for name, value in expected.gradients.items()}
     for each in found:
         np.testing.assert_allclose(each.losses, expected.losses, rtol=1e-10)
@@ -184,6 +197,20 @@ def test_every_mesh_equals_one_rank(sizes, kind):
     # In a pipeline a group sums along "dp", too, or leaves that to the pipeline.
     axis = ("dp", "shard") if number % 2 or sizes[0] == 1 else "shard"
     _check(sizes, LETTERS[number % len(LETTERS)], axis, kind)
+
+
+@pytest.mark.parametrize("name", ["Muon", "LAMB", "LARS"])
+@pytest.mark.parametrize(
+    ("sizes", "letters", "kind"),
+    [
+        ((1, 1, 2, 2), "SSS", ODD), ((1, 1, 4, 1), "RPS", ODD), ((1, 2, 2, 1), "RSS", ODD), ((1, 1, 1, 3), "", ODD),
+        ((2, 1, 2, 1), "SSS", EVEN), ((2, 1, 1, 2), "", EVEN),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_optimizers_that_read_whole_tensors(name, sizes, letters, kind):
+    """Also where the ranks of other stages have other parameters."""
+    _check(sizes, letters, ("dp", "shard"), kind, name)
 
 
 def test_list_of_meshes_is_whole(capsys):
@@ -262,12 +289,13 @@ def test_checkpoints_go_from_mesh_to_mesh(tmp_path, saved, restored):
             np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-14, err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["Adam", "Muon"])
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 2, 2), pytest.param((2, 1, 2, 2), marks=pytest.mark.matrices)], ids=["shard-tp", "pp-shard-tp"]
 )
-def test_dry_run_of_a_mesh_has_the_same_events(sizes):
+def test_dry_run_of_a_mesh_has_the_same_events(sizes, name):
     """Values that cross stages have layouts there by plans alone; ranks that are alike run once."""
-    arguments = sizes, "SSS", "shard", ODD
+    arguments = sizes, "SSS", "shard", ODD, name
     real = sp.launch(_train, arguments, world_size=prod(sizes), transport="inline", record="full")
     dry = sp.dry_run(_train, arguments, world_size=prod(sizes))
     found = [
@@ -285,4 +313,4 @@ def test_data_parallelism_beside_cut_layers(sizes):
 
 @pytest.mark.process
 def test_mesh_of_processes():
-    _check((1, 1, 2, 2), "SSS", "shard", ODD, "shm")
+    _check((1, 1, 2, 2), "SSS", "shard", ODD, transport="shm")

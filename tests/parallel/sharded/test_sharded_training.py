@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from refusals import refused
 from sharded_programs import LETTERS, OPTIMIZERS, CheckpointInside, CheckpointOutside, Trained, gpt, mlp, shard, train
 
 import simparallel as sp
+from simparallel.optim.owners import longest_first
 
 MODELS = {"mlp": mlp, "gpt": gpt}
 PAIR = ("replicate", "shard")
@@ -39,6 +42,26 @@ def assert_close(found: list[Trained], expected: list[Trained]) -> None:
 @pytest.mark.parametrize(("model", "ranks", "optimizer"), [("mlp", 3, "adamw"), ("gpt", 4, "momentum")])
 def test_steps_equal_ddp(model, ranks, optimizer, letters):
     assert_same(run(ranks, MODELS[model], letters, optimizer), run(ranks, MODELS[model], "DDP", optimizer))
+
+
+@pytest.mark.parametrize("letters", ["RPS", "SSS"])
+@pytest.mark.parametrize(("model", "ranks"), [("mlp", 1), ("mlp", 2), ("mlp", 3), ("mlp", 4), ("gpt", 3)])
+def test_matrices_on_owners_equal_ddp(model, ranks, letters):
+    """Each rank makes some matrices orthogonal, of which it has slices, uneven and empty ones."""
+    found = run(ranks, MODELS[model], letters, "muon")
+    assert_same(found, run(ranks, MODELS[model], "DDP", "muon"))
+    assert {each.collectives["all_to_all"] for each in found} == {2 * (ranks > 1)}
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(1, 3))
+def test_largest_load_of_owners(costs, ranks):
+    """At most 4/3 - 1/(3 ranks) of the least possible one (Graham)."""
+
+    def largest(owners):
+        return max(sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == r) for r in range(ranks))
+
+    best = min(map(largest, product(range(ranks), repeat=len(costs))))
+    assert 3 * ranks * largest(longest_first(costs, [0] * ranks)) <= (4 * ranks - 1) * best
 
 
 @pytest.mark.matrices
