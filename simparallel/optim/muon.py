@@ -118,20 +118,15 @@ class Muon(Optimizer):
     def _finish(self, entries: list[tuple[Tensor, Array, Group]]) -> None:
         """Update the parameters in the directions of these arrays, made orthogonal. Collective: yes, for slices."""
         together: dict[Any, list[tuple[Tensor, Array, Group]]] = {}
-        for param, direction, group in entries:
-            ranks = param.interpreter.slice_group(param) if param.interpreter and param.placement else None
-            if ranks is None:
-                self._move(param, self._orthogonal(param, direction, group), group)
-            else:
-                together.setdefault((ranks, direction.dtype), []).append((param, direction, group))
+        for entry in entries:
+            param, direction, group = entry
+            ranks = param.interpreter.slice_group(param) if param.interpreter else None
+            if ranks is not None:
+                together.setdefault((ranks, direction.dtype), []).append(entry)
+            elif direction.size:
+                self._move(param, self._orthogonal(*entry), group)
         for (ranks, _), cut in together.items():
-            params, directions, groups = zip(*cut, strict=True)
-            costs = [self.matrix_work(param, group)[0] for param, _, group in cut]
-
-            def compute(i: int, whole: Array, params: Any = params, groups: Any = groups) -> Array:
-                return self._orthogonal(params[i], whole, groups[i])
-
-            on_owners(compute, params, directions, costs, ranks)
+            on_owners(self._orthogonal, cut, [self.matrix_work(param, group)[0] for param, _, group in cut], ranks)
             for entry in cut:
                 self._move(*entry)
 

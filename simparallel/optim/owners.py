@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
@@ -30,39 +31,37 @@ def longest_first(costs: Sequence[int], loads: list[int]) -> list[int]:
 
 
 def on_owners(
-    compute: Callable[[int, Array], Array],
-    tensors: Sequence[Tensor],
-    slices: Sequence[Array],
+    compute: Callable[[Tensor, Array, Any], Array],
+    jobs: Sequence[tuple[Tensor, Array, Any]],
     costs: Sequence[int],
     group: Group,
 ) -> None:
-    """Replace this rank's slices by those of `compute(i, whole)`, which one rank computes for each whole array.
+    """Replace this rank's slices of arrays by those of results, each computed on one rank from the whole array.
 
     Args:
-        compute: number of a tensor, whole array -> array of its shape and dtype.
-        tensors: these have the layouts.
-        slices: this rank's, of one dtype, in C order; they are written.
-        costs: of `compute` for each of the tensors.
+        compute: (tensor, whole array, settings) -> array of its shape and dtype.
+        jobs: tensor, which has the layout; this rank's slice of an array, which is written; settings. The arrays are of
+            one dtype.
+        costs: of `compute` for each of the jobs.
         group: the ranks that have all slices of each of them, see `AbstractInterpreter.slice_group`.
 
     Collective: two all_to_alls, to the owners and back.
     """
     owners = longest_first(costs, [0] * group.size)
-    order = sorted(range(len(tensors)), key=owners.__getitem__)
-    own = [i for i in order if owners[i] == group.rank]
-    xp, hold = get_namespace(*slices), observer_of(tensors[0]._device).memory.hold
-    wholes = [xp.empty(tensors[i].shape, slices[i].dtype) for i in own]
+    own = [job for job, owner in zip(jobs, owners, strict=True) if owner == group.rank]
+    slices = [[x for (_, x, _), owner in zip(jobs, owners, strict=True) if owner == rank] for rank in range(group.size)]
+    xp, hold, dtype = get_namespace(jobs[0][1]), observer_of(jobs[0][0]._device).memory.hold, jobs[0][1].dtype
 
-    def parts(arrays: Sequence[Array]) -> list[list[Array]]:
-        layouts = [(tensors[i].placement.layout, tensors[i].shape) for i in own]  # type: ignore[union-attr]
+    def parts(wholes: Sequence[Array]) -> list[list[Array]]:
+        layouts = [(tensor.placement.layout, tensor.shape) for tensor, _, _ in own]  # type: ignore[union-attr]
         return [
-            [array[layout.slices(rank, shape)] for array, (layout, shape) in zip(arrays, layouts, strict=True)]
+            [array[layout.slices(rank, shape)] for array, (layout, shape) in zip(wholes, layouts, strict=True)]
             for rank in group.ranks
         ]
 
     def exchange(given: list[list[Array]], taken: list[list[Array]]) -> None:
         sends, receives = ([sum(x.size for x in of_rank) for of_rank in each] for each in (given, taken))
-        sent = xp.concatenate([slices[0].reshape(-1)[:0], *(x.reshape(-1) for of_rank in given for x in of_rank)])
+        sent = xp.concatenate([xp.empty(0, dtype), *(x.reshape(-1) for of_rank in given for x in of_rank)])
         hold(sent, BUFFERS)
         received = collectives.all_to_all(sent, group=group, input_splits=sends, output_splits=receives)
         hold(received, BUFFERS)
@@ -71,8 +70,8 @@ def on_owners(
             x[...] = received[start : start + x.size].reshape(x.shape)
             start += x.size
 
-    own_slices = [[slices[i] for i in order if owners[i] == owner] for owner in range(group.size)]
+    wholes = [xp.empty(tensor.shape, dtype) for tensor, _, _ in own]
     for whole in wholes:
         hold(whole, BUFFERS)
-    exchange(own_slices, parts(wholes))
-    exchange(parts([compute(i, whole) for i, whole in zip(own, wholes, strict=True)]), own_slices)
+    exchange(slices, parts(wholes))
+    exchange(parts([compute(tensor, x, of) for (tensor, _, of), x in zip(own, wholes, strict=True)]), slices)

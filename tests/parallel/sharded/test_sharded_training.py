@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -445,6 +446,24 @@ def test_divided_optimizer_has_the_bits_of_the_whole(optimizer, ranks):
         for kind, each in zip(("ZeRO", "DDP"), runs, strict=True)
     ]
     assert [losses for losses, _, _ in again[0]] == [losses for losses, _, _ in again[1]]
+
+
+def test_owners_of_divided_muon_have_the_bits_of_the_whole():
+    def program(divides: bool) -> Any:
+        sp.manual_seed(3)
+        model = sp.parallel.DistributedDataParallel(mlp())
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        make = partial(sp.parallel.ZeroRedundancyOptimizer, optimizer_class=sp.optim.Muon) if divides else sp.optim.Muon
+        step = make(matrices, lr=0.1)
+        for _ in range(3):
+            model(np.eye(5, dtype=np.float32)[sp.get_rank() :]).sum().backward()
+            step.step()
+        return len(step.state), [p.numpy() for p in matrices]
+
+    divided, whole = (sp.launch(program, (each,), world_size=2, transport="inline") for each in (True, False))
+    assert sorted(count for count, _ in divided) == [1, 2]
+    for (_, found), (_, expected) in zip(divided, whole, strict=True):
+        np.testing.assert_equal(found, expected)
 
 
 def test_divided_optimizer_refuses_slices():
