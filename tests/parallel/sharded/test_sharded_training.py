@@ -448,7 +448,7 @@ def test_divided_optimizer_has_the_bits_of_the_whole(optimizer, ranks):
     assert [losses for losses, _, _ in again[0]] == [losses for losses, _, _ in again[1]]
 
 
-def test_owners_of_divided_muon_have_the_bits_of_the_whole():
+def test_divided_muon_has_the_bits_of_the_whole():
     def program(divides: bool) -> Any:
         sp.manual_seed(3)
         model = sp.parallel.DistributedDataParallel(mlp())
