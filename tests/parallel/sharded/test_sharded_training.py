@@ -53,7 +53,7 @@ def test_matrices_on_owners_equal_ddp(model, ranks, letters):
     assert_same(found, run(ranks, MODELS[model], "DDP", "muon"))
     assert {each.collectives["all_to_all"] for each in found} == {2 * (ranks > 1)}
     if (model, ranks) == ("mlp", 2):
-        # The first rank owns 9 x 7, of which the other one has 4 rows; that one owns 7 x 5 and 3 x 9, less 3 rows and 1.
+        # The first rank owns 9 x 7, of which the other has 4 rows; this one owns 7 x 5 and 3 x 9, but for 3 rows and 1.
         assert [each.sent_bytes["all_to_all"] for each in found] == [4 * (4 * 5 + 2 * 9 + 4 * 7)] * 2
 
 
