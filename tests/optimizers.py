@@ -16,6 +16,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "LAMB": [{"weight_decay": 0.1}],
     "LARS": [{"weight_decay": 0.1, "momentum": 0.9}],
     "Momentum": [{"use_nesterov": True, "weight_decay": 0.1, "loss_scale": 4.0}],
+    "Muon": [{"nesterov": False, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw", "ns_steps": 2}],
     "NAdam": [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
     "RAdam": [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
     "RMSprop": [{"centered": True, "momentum": 0.5}, {"centered": True}, {"momentum": 0.5}, {"weight_decay": 0.1}],
@@ -39,6 +40,11 @@ def optimizer_names() -> list[str]:
         for name, kind in sorted(kinds.items())
         if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer
     ]
+
+
+def suited(name: str, params: list[Any]) -> list[Any]:
+    """Return the parameters that an optimizer takes."""
+    return [p for p in params if p.ndim == 2] if name == "Muon" else params
 
 
 def every_optimizer() -> list[tuple[str, dict[str, Any]]]:

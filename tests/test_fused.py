@@ -13,7 +13,7 @@ import pytest
 from array_backends import ArrayBackend
 from cupy_checks import compiled, kernel_of, shown_to_cupy, why_no_compiler
 from hypothesis import given, strategies as st
-from optimizers import every_optimizer, make
+from optimizers import every_optimizer, make, suited
 from stand_in.strict import launches, operations, xp
 
 import simparallel as sp
@@ -136,7 +136,7 @@ def test_wrong_source_does_not_compile() -> None:
 def update_all(dtype: str) -> None:
     """Take steps of all optimizers; the sixth step of RAdam has a denominator."""
     for name, settings in every_optimizer():
-        params = [sp.Tensor(xp.ones(shape, dtype), requires_grad=True) for shape in ((2, 3), (4,))]
+        params = suited(name, [sp.Tensor(xp.ones(shape, dtype), requires_grad=True) for shape in ((2, 3), (4,))])
         optimizer = make(name, params, settings)
         for _ in range(7):
             optimizer([xp.ones(p.shape, dtype) for p in params])

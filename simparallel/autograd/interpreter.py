@@ -56,6 +56,13 @@ class AbstractInterpreter:
         """Return a copy of this rank's slice of an array that every rank holds whole. Collective: no."""
         raise TypeError(f"{type(self).__name__} does not define slice_of")
 
+    def slice_group(self, x: Tensor) -> Any:
+        """Return the ranks that have all slices of x, each once, this one among them; None if x is not cut.
+
+        Collective: yes, over the ranks of its layout, the first time.
+        """
+        return None
+
     def to_local(self, x: Tensor, grad_layout: Layout | None = None) -> Tensor:
         """See `Tensor.to_local`. A tensor that is not cut is its own slice."""
         return x

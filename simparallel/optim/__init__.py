@@ -30,6 +30,7 @@ from simparallel.optim.lr_scheduler import (
     StepLR,
 )
 from simparallel.optim.momentum import Momentum
+from simparallel.optim.muon import Muon
 from simparallel.optim.norms import clip_grad_norm_, clip_grad_value_
 from simparallel.optim.optimizer import Optimizer
 from simparallel.optim.sgd import SGD
@@ -38,8 +39,8 @@ __all__ = [
     "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ChainedScheduler", "ConstantLR", "CosineAnnealingLR",
     "CosineAnnealingWarmRestarts", "CyclicLR", "DynamicLossScaleManager", "ExponentialLR", "FixedLossScaleManager",
     "GradScaler", "LAMB", "LARS", "LRScheduler", "LambdaLR", "LinearLR", "LossScaleManager", "Momentum", "MultiStepLR",
-    "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD", "SequentialLR",
-    "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
+    "Muon", "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD",
+    "SequentialLR", "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
 ]  # fmt: skip
 
 answer_unknown_names(__name__)

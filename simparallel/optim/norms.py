@@ -41,11 +41,13 @@ def norm(x: Array, of: Tensor | None = None) -> Any:
 
     A number, or for a whole array on a GPU a 0-d array: then nothing waits for it.
 
-    Collective: yes, if `of` is sharded.
+    Collective: yes, over the ranks that have its slices, if `of` is cut.
     """
     total = arrays_of(x).total(x, square_sum, squares)
     if of is not None and of.placement is not None:
-        total = over_slices(read_numbers([total]), [of])[0]
+        total, group = read_numbers([total])[0], of.interpreter.slice_group(of)  # type: ignore[union-attr]
+        if group is not None:
+            total = current().all_reduce(get_namespace(total).asarray([total]), "sum", group)[0].item()
     return get_namespace(total).sqrt(total) if is_array(total) else math.sqrt(total)
 
 

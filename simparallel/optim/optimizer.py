@@ -178,6 +178,10 @@ class Optimizer:
         """Return (flops, memory accesses) for each element of a parameter, for the simulated clock."""
         raise TypeError(f"{self._name} does not define work")
 
+    def matrix_work(self, param: Tensor, group: Group) -> tuple[int, int]:
+        """Return flops and bytes moved of products of whole matrices, which are events of their own."""
+        return 0, 0
+
     @property
     def parameters(self) -> list[Tensor]:
         """All parameters, in the order of the gradients for `optimizer(grads)`."""
@@ -341,7 +345,9 @@ class Optimizer:
         for group in self.param_groups:
             if any(param is own for own in group["params"]):
                 plan, itemsize = self._plan(group), param.dtype.itemsize
-                return plan.flops, plan.moved_bytes[itemsize], itemsize, len(plan.names) * wider(param.dtype).itemsize
+                flops, moved_bytes = (count // max(param.size, 1) for count in self.matrix_work(param, group))
+                state_bytes = len(plan.names) * wider(param.dtype).itemsize
+                return plan.flops + flops, plan.moved_bytes[itemsize] + moved_bytes, itemsize, state_bytes
         return None
 
     def _params(self) -> list[Tensor]:

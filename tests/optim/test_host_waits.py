@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optimizers import suited
 from stand_in.strict import has_checks, host_waits, xp
 
 import simparallel as sp
@@ -58,7 +59,7 @@ def waits_of_a_step(network: nn.Module, optimizer: Any, then: Callable[[], Any],
 def test_optimizer_waits_for_nothing(name: str) -> None:
     network = on_device(mlp())
     kind = getattr(optim, name)
-    optimizer = kind(network.parameters(), **NEEDED.get(name, {"lr": 0.1}))
+    optimizer = kind(suited(name, list(network.parameters())), **NEEDED.get(name, {"lr": 0.1}))
     assert waits_of_a_step(network, optimizer, lambda: None) == CHECKED
 
 

@@ -74,6 +74,8 @@ OPTIMIZERS = {
     "Momentum": lambda params: optim.Momentum(params, 0.1, 0.9, use_nesterov=True, loss_scale=4.0),
     "Adam": partial(optim.Adam, amsgrad=True),
     **{name: getattr(optim, name) for name in ("AdamW", "Adamax", "NAdam", "RAdam", "Adadelta", "Adagrad", "LAMB")},
+    # Beside it a network has vectors.
+    "Muon": lambda params: optim.Muon([p for p in params if p.ndim == 2]),
     "LARS": partial(optim.LARS, weight_decay=0.1),
     "RMSprop": partial(optim.RMSprop, centered=True, momentum=0.5),
 }
@@ -470,7 +472,7 @@ def auto_parallel(case: str) -> None:
         print("loss", run(np.ones((count, 16), np.float32), np.arange(count) % 10))
 
 
-@program(8, "LAMB", "LARS", "AdamW", "clipped")
+@program(8, "LAMB", "LARS", "AdamW", "Muon", "clipped")
 def optimizers_of_slices(name: str) -> None:
     sp.manual_seed(1)
     model = Cut("layouts")

@@ -69,6 +69,12 @@ def synchronised_norm() -> Any:
     return steps(model, sp.optim.LAMB(model.parameters(), lr=0.01))
 
 
+def matrices_on_owners() -> Any:
+    model = nn.Sequential(nn.Linear(64, 9, bias=False), nn.GELU(), nn.Linear(9, 10, bias=False))
+    sp.parallel.fully_shard(model)
+    return {**steps(model, sp.optim.Muon(model.parameters())), "state": model.full_state_dict()}
+
+
 def adasum() -> Any:
     model = nn.Linear(64, 10)
     optimizer = sp.parallel.AdasumOptimizer(sp.optim.SGD(model.parameters(), lr=0.1))
@@ -144,7 +150,8 @@ def checkpoint(folder: str) -> Any:
 
 
 PROGRAMS = (
-    one_device, data_parallel, synchronised_norm, adasum, convolutions, cut_operators, gpt, pipeline, checkpoint,
+    one_device, data_parallel, synchronised_norm, matrices_on_owners, adasum, convolutions, cut_operators, gpt,
+    pipeline, checkpoint,
 )  # fmt: skip
 
 

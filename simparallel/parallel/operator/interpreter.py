@@ -435,6 +435,16 @@ class ShardedInterpreter(NamedInterpreter):
     def slice_of(self, x: Array, target: Placement) -> Array:
         return sharder().carry(x, whole_place(target), target).copy()
 
+    def slice_group(self, x: Tensor) -> Group | None:
+        assert x.placement is not None
+        layout, mesh = x.placement.layout, x.placement.layout.mesh
+        axes = [axis for cutting in layout.axes_by_dim for axis in cutting if axis in mesh.axis_names]
+        if not axes or current().rank not in mesh.ranks:
+            return None
+        # Other ranks, such as those of other stages, may have other parameters.
+        with running_on(mesh.ranks):
+            return sharder().groups.mine(mesh.groups(axes))
+
     def to_local(self, x: Tensor, grad_layout: Layout | None = None) -> Tensor:
         place = x.placement
         assert place is not None

@@ -10,6 +10,7 @@ from simparallel.autograd import Tensor
 from simparallel.comm import Group, current
 from simparallel.errors import InputError
 from simparallel.optim.optimizer import Optimizer
+from simparallel.optim.owners import longest_first
 
 
 class ZeroRedundancyOptimizer(Optimizer):
@@ -65,9 +66,8 @@ class ZeroRedundancyOptimizer(Optimizer):
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         """Add parameters with their own settings, and choose their owners. Raise InputError, see the class."""
         super().add_param_group(group)
-        for p in sorted(self.param_groups[-1]["params"], key=lambda p: -p.size):
-            owner = self.owners[p] = self._loads.index(min(self._loads))
-            self._loads[owner] += p.size
+        params = self.param_groups[-1]["params"]
+        self.owners.update(zip(params, longest_first([p.size for p in params], self._loads), strict=True))
 
     def _check_param(self, i: int, param: Any, known: set[Tensor]) -> None:
         super()._check_param(i, param, known)

@@ -114,8 +114,12 @@ def test_tutorial_programs_equal_one_device(kind, dataset, deferred):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda p: optim.LAMB(p, lr=0.01), lambda p: optim.LARS(p, lr=0.5, coefficient=0.1), lambda p: optim.AdamW(p)],
-)
+    [
+        lambda p: optim.LAMB(p, lr=0.01), lambda p: optim.LARS(p, lr=0.5, coefficient=0.1), lambda p: optim.AdamW(p),
+        # Steps of Newton and Schulz enlarge rounding, up to 480 times.
+        lambda p: optim.Muon([matrix for matrix in p if matrix.ndim == 2], lr=0.01),
+    ],
+)  # fmt: skip
 def test_optimizers_see_the_whole_parameter(make):
     """Norms are of the whole tensor, not of the slice."""
     losses, weights, _ = train("tuples", parallel=False, make_optimizer=make)

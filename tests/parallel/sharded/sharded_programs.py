@@ -18,8 +18,27 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "momentum": lambda p: sp.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: sp.optim.Adam(p, lr=0.01),
     "adamw": lambda p: sp.optim.AdamW(p, lr=0.01),
+    "muon": lambda p: Both(list(p)),
 }
 LETTERS = ("RPR", "RPS", "RSS", "SSS")
+
+
+class Both:
+    """Muon for matrices, AdamW for all others."""
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parts = [
+            sp.optim.Muon([p for p in parameters if p.ndim == 2], lr=0.1),
+            sp.optim.AdamW([p for p in parameters if p.ndim != 2], lr=0.01),
+        ]
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad()
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
 
 
 class CheckpointInside(Block):

@@ -66,18 +66,27 @@ def _batch(samples: int, vocabulary: int) -> Any:
     return numbers[:, :-1], numbers[:, 1:]
 
 
+def _optimizers(name: str, parameters: Any) -> list[Any]:
+    """Return an optimizer for all of them; beside Muon, which takes matrices, Adam for the others."""
+    own = [p for p in parameters if p.ndim == 2 or name != "Muon"]
+    others = [p for p in parameters if p.ndim != 2 and name == "Muon"]
+    return [getattr(sp.optim, name)(own, 0.01), *([sp.optim.Adam(others, 0.01)] if others else [])]
+
+
 @cache
-def _alone(samples: int, kind: Kind) -> Found:
+def _alone(samples: int, kind: Kind, name: str = "Adam") -> Found:
     network = _network(kind)
-    optimizer = sp.optim.Adam(network.parameters(), 0.01)
+    optimizers = _optimizers(name, list(network.parameters()))
     x, y = _batch(samples, kind.vocabulary)
     losses, norms = [], []
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        for each in optimizers:
+            each.zero_grad()
         loss = _loss(network(x), sp.Tensor(y))
         loss.backward()
         norms.append(sp.optim.clip_grad_norm_(network.parameters(), 0.5))
-        optimizer.step()
+        for each in optimizers:
+            each.step()
         losses.append(loss.item())
     named = list(network.named_parameters())
     return Found(losses, norms, {n: p.grad.numpy() for n, p in named}, {n: p.numpy() for n, p in named}, Counter())
@@ -149,24 +158,26 @@ def _own_part(x: Any, shape: tuple[int, ...]) -> Any:
     return (... if place is None else place.layout.slices(sp.get_rank(), shape)), x.data.copy()
 
 
-def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found:
+def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, name: str = "Adam") -> Found:
     mesh, (pp, dp, shard, _) = sp.Mesh(sizes, AXES), sizes
     prepared = _prepared(sizes, letters, axis, kind)
     x, y = _batch(2 * dp * shard, kind.vocabulary)
     part = slice(2 * prepared.replica, 2 * prepared.replica + 2)
-    optimizer = sp.optim.Adam(prepared.parameters, 0.01)
+    optimizers = _optimizers(name, prepared.parameters)
     losses, norms = [], []
     recorder, counts = current_recorder(), Counter[Any]()
     assert recorder is not None
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        for each in optimizers:
+            each.zero_grad()
         begin = len(recorder.events)
         loss = prepared.run(x[part], y[part])
         events = [e for e in recorder.events[begin:] if e.kind == "collective" and len(e.group) > 1]
         counts = Counter((e.name, _axes_of(mesh, e.group)) for e in events)
         losses.append(loss.item() if pp > 1 else sp.all_reduce(loss.data.copy(), "mean").item())
         norms.append(prepared.clip(0.5))
-        optimizer.step()
+        for each in optimizers:
+            each.step()
     if pp > 1:
         # Of the loss, over all ranks.
         counts -= Counter([("all_reduce", _axes_of(mesh, mesh.ranks))])
@@ -174,9 +185,11 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind) -> Found
     return Found(losses, norms, gradients, {name: _own_part(p, p.shape) for name, p in prepared.named}, counts)
 
 
-def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, transport: str = "inline") -> None:
-    found = sp.launch(_train, (sizes, letters, axis, kind), world_size=prod(sizes), transport=transport)
-    expected = _alone(2 * sizes[1] * sizes[2], kind)
+def _check(
+    sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, name: str = "Adam", transport: str = "inline"
+) -> None:
+    found = sp.launch(_train, (sizes, letters, axis, kind, name), world_size=prod(sizes), transport=transport)
+    expected = _alone(2 * sizes[1] * sizes[2], kind, name)
     covered = {name: np.zeros(value.shape, bool) for name, value in expected.gradients.items()}
     for each in found:
         np.testing.assert_allclose(each.losses, expected.losses, rtol=1e-10)
@@ -204,6 +217,20 @@ def test_every_mesh_equals_one_rank(sizes, kind):
     # In a pipeline a group sums along "dp", too, or leaves that to the pipeline.
     axis = ("dp", "shard") if number % 2 or sizes[0] == 1 else "shard"
     _check(sizes, LETTERS[number % len(LETTERS)], axis, kind)
+
+
+@pytest.mark.parametrize("name", ["Muon", "LAMB", "LARS"])
+@pytest.mark.parametrize(
+    ("sizes", "letters", "kind"),
+    [
+        ((1, 1, 2, 2), "SSS", ODD), ((1, 1, 4, 1), "RPS", ODD), ((1, 2, 2, 1), "RSS", ODD), ((1, 1, 1, 3), "", ODD),
+        ((2, 1, 2, 1), "SSS", EVEN), ((2, 1, 1, 2), "", EVEN),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_optimizers_that_read_whole_tensors(name, sizes, letters, kind):
+    """Also where the ranks of other stages have other parameters."""
+    _check(sizes, letters, ("dp", "shard"), kind, name)
 
 
 def test_list_of_meshes_is_whole(capsys):
@@ -366,12 +393,13 @@ def test_drawn_meshes_differ_in_each_axis():
     assert {run.letters for pair in runs for run in pair[:2]} == {*LETTERS, "", "DDP"}
 
 
+@pytest.mark.parametrize("name", ["Adam", "Muon"])
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 2, 2), pytest.param((2, 1, 2, 2), marks=pytest.mark.matrices)], ids=["shard-tp", "pp-shard-tp"]
 )
-def test_dry_run_of_a_mesh_has_the_same_events(sizes):
+def test_dry_run_of_a_mesh_has_the_same_events(sizes, name):
     """Values that cross stages have layouts there by plans alone; ranks that are alike run once."""
-    arguments = sizes, "SSS", "shard", ODD
+    arguments = sizes, "SSS", "shard", ODD, name
     real = sp.launch(_train, arguments, world_size=prod(sizes), transport="inline", record="full")
     dry = sp.dry_run(_train, arguments, world_size=prod(sizes))
     found = [
@@ -398,4 +426,4 @@ def test_late_weight_gradients_of_recomputed_blocks(letters):
 
 @pytest.mark.process
 def test_mesh_of_processes():
-    _check((1, 1, 2, 2), "SSS", "shard", ODD, "shm")
+    _check((1, 1, 2, 2), "SSS", "shard", ODD, transport="shm")

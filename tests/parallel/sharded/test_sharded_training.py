@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from refusals import refused
 from sharded_programs import LETTERS, OPTIMIZERS, CheckpointInside, CheckpointOutside, Trained, gpt, mlp, shard, train
 
 import simparallel as sp
+from simparallel.optim.owners import longest_first
 
 MODELS = {"mlp": mlp, "gpt": gpt}
 PAIR = ("replicate", "shard")
@@ -39,6 +43,29 @@ def assert_close(found: list[Trained], expected: list[Trained]) -> None:
 @pytest.mark.parametrize(("model", "ranks", "optimizer"), [("mlp", 3, "adamw"), ("gpt", 4, "momentum")])
 def test_steps_equal_ddp(model, ranks, optimizer, letters):
     assert_same(run(ranks, MODELS[model], letters, optimizer), run(ranks, MODELS[model], "DDP", optimizer))
+
+
+@pytest.mark.parametrize("letters", ["RPS", "SSS"])
+@pytest.mark.parametrize(("model", "ranks"), [("mlp", 1), ("mlp", 2), ("mlp", 3), ("mlp", 4), ("gpt", 3)])
+def test_matrices_on_owners_equal_ddp(model, ranks, letters):
+    """Each rank makes some matrices orthogonal, of which it has slices, uneven and empty ones."""
+    found = run(ranks, MODELS[model], letters, "muon")
+    assert_same(found, run(ranks, MODELS[model], "DDP", "muon"))
+    assert {each.collectives["all_to_all"] for each in found} == {2 * (ranks > 1)}
+    if (model, ranks) == ("mlp", 2):
+        # The first rank owns 9 x 7, of which the other has 4 rows; this one owns 7 x 5 and 3 x 9, but for 3 rows and 1.
+        assert [each.sent_bytes["all_to_all"] for each in found] == [4 * (4 * 5 + 2 * 9 + 4 * 7)] * 2
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(1, 3))
+def test_largest_load_of_owners(costs, ranks):
+    """At most 4/3 - 1/(3 ranks) of the least possible one (Graham)."""
+
+    def largest(owners):
+        return max(sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == r) for r in range(ranks))
+
+    best = min(map(largest, product(range(ranks), repeat=len(costs))))
+    assert 3 * ranks * largest(longest_first(costs, [0] * ranks)) <= (4 * ranks - 1) * best
 
 
 @pytest.mark.matrices
@@ -422,6 +449,24 @@ def test_divided_optimizer_has_the_bits_of_the_whole(optimizer, ranks):
         for kind, each in zip(("ZeRO", "DDP"), runs, strict=True)
     ]
     assert [losses for losses, _, _ in again[0]] == [losses for losses, _, _ in again[1]]
+
+
+def test_divided_muon_has_the_bits_of_the_whole():
+    def program(divides: bool) -> Any:
+        sp.manual_seed(3)
+        model = sp.parallel.DistributedDataParallel(mlp())
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        make = partial(sp.parallel.ZeroRedundancyOptimizer, optimizer_class=sp.optim.Muon) if divides else sp.optim.Muon
+        step = make(matrices, lr=0.1)
+        for _ in range(3):
+            model(np.eye(5, dtype=np.float32)[sp.get_rank() :]).sum().backward()
+            step.step()
+        return len(step.state), [p.numpy() for p in matrices]
+
+    divided, whole = (sp.launch(program, (each,), world_size=2, transport="inline") for each in (True, False))
+    assert sorted(count for count, _ in divided) == [1, 2]
+    for (_, found), (_, expected) in zip(divided, whole, strict=True):
+        np.testing.assert_equal(found, expected)
 
 
 def test_divided_optimizer_refuses_slices():

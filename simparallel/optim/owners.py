@@ -1,0 +1,77 @@
+"""Owners: one rank for each tensor, to compute on whole tensors of which the ranks have slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from simparallel import collectives
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.clock.memory import BUFFERS
+from simparallel.clock.recorder import observer_of
+from simparallel.comm import Group
+
+
+def longest_first(costs: Sequence[int], loads: list[int]) -> list[int]:
+    """Return an owner for each cost: the largest goes to the owner with the smallest load, and so on.
+
+    Source: Graham 1969, "Bounds on multiprocessing timing anomalies": the largest load is at most 4/3 of the least
+    possible one.
+
+    Args:
+        costs: of any unit.
+        loads: those so far, one for each owner; they are increased.
+    """
+    owners = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owner = owners[i] = loads.index(min(loads))
+        loads[owner] += costs[i]
+    return owners
+
+
+def on_owners(
+    compute: Callable[[Tensor, Array, Any], Array],
+    jobs: Sequence[tuple[Tensor, Array, Any]],
+    costs: Sequence[int],
+    group: Group,
+) -> None:
+    """Replace this rank's slices of arrays by those of results, each computed on one rank from the whole array.
+
+    Args:
+        compute: (tensor, whole array, settings) -> array of its shape and dtype.
+        jobs: tensor, which has the layout; this rank's slice of an array, which is written; settings. The arrays are of
+            one dtype.
+        costs: of `compute` for each of the jobs.
+        group: the ranks that have all slices of each of them, see `AbstractInterpreter.slice_group`.
+
+    Collective: two all_to_alls, to the owners and back.
+    """
+    owners = longest_first(costs, [0] * group.size)
+    own = [job for job, owner in zip(jobs, owners, strict=True) if owner == group.rank]
+    slices = [[x for (_, x, _), owner in zip(jobs, owners, strict=True) if owner == rank] for rank in range(group.size)]
+    xp, hold, dtype = get_namespace(jobs[0][1]), observer_of(jobs[0][0]._device).memory.hold, jobs[0][1].dtype
+
+    def parts(wholes: Sequence[Array]) -> list[list[Array]]:
+        layouts = [(tensor.placement.layout, tensor.shape) for tensor, _, _ in own]  # type: ignore[union-attr]
+        return [
+            [array[layout.slices(rank, shape)] for array, (layout, shape) in zip(wholes, layouts, strict=True)]
+            for rank in group.ranks
+        ]
+
+    def exchange(given: list[list[Array]], taken: list[list[Array]]) -> None:
+        sends, receives = ([sum(x.size for x in of_rank) for of_rank in each] for each in (given, taken))
+        sent = xp.concatenate([xp.empty(0, dtype), *(x.reshape(-1) for of_rank in given for x in of_rank)])
+        hold(sent, BUFFERS)
+        received = collectives.all_to_all(sent, group=group, input_splits=sends, output_splits=receives)
+        hold(received, BUFFERS)
+        start = 0
+        for x in (x for of_rank in taken for x in of_rank):
+            x[...] = received[start : start + x.size].reshape(x.shape)
+            start += x.size
+
+    wholes = [xp.empty(tensor.shape, dtype) for tensor, _, _ in own]
+    for whole in wholes:
+        hold(whole, BUFFERS)
+    exchange(slices, parts(wholes))
+    exchange(parts([compute(tensor, x, of) for (tensor, _, of), x in zip(own, wholes, strict=True)]), slices)
