@@ -114,8 +114,8 @@ def plan_graph(
 ) -> Plan:
     """Return the plan of a captured program.
 
-    If the fastest plan exceeds the memory limit, the result is the fastest that fits of a set of plans that save memory.
-    They may recompute the parts that `nn.checkpoint` marks as optional, and split the batch if the program calls
+    If the fastest plan exceeds the memory limit, the result is the fastest that fits of a set of others. They may
+    recompute the parts that `nn.checkpoint` marks as optional, and split the batch if the program calls
     `parallel.micro_batches`. The set is the same for all limits: with more memory the result is never slower.
 
     Args:
