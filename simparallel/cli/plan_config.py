@@ -135,7 +135,8 @@ def _text(plans: list[TransformerPrediction], name: str) -> str:
             *aligned(rows, "<" + ">" * (len(rows[0]) - 1)),
             "Closed forms: all times are modelled. 2x: the time that a step loses if GPUs, links inside of nodes, or "
             "links between nodes are twice as fast.",
-            "Contexts, experts and sharded parameters are priced; the runtime does not run them yet.",
+            "Contexts and experts are priced; the runtime does not run them yet. Sharded states run by "
+            "sp.parallel.fully_shard.",
         )
     )
 

@@ -30,15 +30,15 @@ def pareto(problem: Problem, *, points: int = 32, max_entries: int = MAX_ENTRIES
     try:
         front = Frontier(problem, (), max_entries)
     except TooManyRows:
-        return _hull(problem, points, max_entries)
+        return hull(problem, points, max_entries)
     count = len(front.cost)
     wanted = np.unique(np.linspace(0, count - 1, min(points, count)).round().astype(int))
     found = ((front.choice(point), int(front.cost[point])) for point in wanted.tolist())
     return [Solution.of(problem, choice, cost, "Pareto lists") for choice, cost in found]
 
 
-def _hull(problem: Problem, points: int, max_entries: int) -> list[Solution]:
-    """Return corners of the convex hull of the front, by the line between neighbours, as in `multiplier.relax`."""
+def hull(problem: Problem, points: int, max_entries: int = MAX_ENTRIES) -> list[Solution]:
+    """Return corners of the convex hull of the front, by the line between neighbours (Handler and Zang 1980)."""
     method = "Lagrange multipliers (corners of the convex hull)"
     free = minimise(problem, max_entries)
     smallest = minimise(problem.memory_problem, max_entries).choice

@@ -28,12 +28,11 @@ from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
 from simparallel.search.following import data_parallel
 from simparallel.search.graph import Graph, RecomputeSegment, capture, captures
-from simparallel.search.pareto import pareto
+from simparallel.search.pareto import hull, pareto
 from simparallel.search.plan import Plan, PlannedOp
 from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
 from simparallel.search.reasons import moves_into, options_of
-from simparallel.search.refusal import nothing_fits
 from simparallel.search.replay import Replay, replay
 from simparallel.search.space import Space, fixed
 from simparallel.search.tables import Progress
@@ -43,8 +42,8 @@ from simparallel.world.context import get_algo_parameters, get_cost_model_contex
 METHODS = ("auto", "sharding_propagation", "recursive_programming", "data_parallel")
 
 
-# Most repetitions of a search with a tighter memory limit, until the peak fits.
-_MOST_LIMITS = 4
+# Plans between the fastest and the least memory, of which the fastest that fits into a limit is taken.
+_HULL_POINTS = 8
 # Weights of the sums of gradients that differ by less are searched once.
 _CLOSE = 0.05
 
@@ -115,8 +114,9 @@ def plan_graph(
 ) -> Plan:
     """Return the plan of a captured program.
 
-    If the fastest plan exceeds the memory limit, the result is the fastest that fits. It may recompute the parts that
-    `nn.checkpoint` marks as optional, and split the batch if the program calls `parallel.micro_batches`.
+    If the fastest plan exceeds the memory limit, the result is the fastest that fits of a set of others. They may
+    recompute the parts that `nn.checkpoint` marks as optional, and split the batch if the program calls
+    `parallel.micro_batches`. The set is the same for all limits: with more memory the result is never slower.
 
     Args:
         graph: the program.
@@ -133,15 +133,17 @@ def plan_graph(
         raise InputError(f"search: method={settings.method!r} is not one of {', '.join(METHODS)}.")
     plain = _space(graph, cluster, settings)
     start, limit = data_parallel(plain), settings.memory_limit_bytes
-    best = _search(plain, replace(settings, memory_limit_bytes=None), progress, start)
+    best = _search(plain, settings, progress, start)
     if limit is not None and best.peak_bytes > limit:
-        found, least_bytes = [], best.peak_bytes
-        for space in _variants(plain, cluster, settings, split):
-            try:
-                found.append(_search(space, settings, progress))
-            except SearchError as error:
-                least_bytes = min(least_bytes, error.least_bytes)  # type: ignore[attr-defined]
-        if not found:
+        found = []
+        spaces = list(_variants(plain, cluster, settings, split))
+        for number, space in enumerate(spaces, 1):
+            found += _points(space, settings, lambda problem, weights: hull(problem, _HULL_POINTS))
+            if progress is not None:
+                progress(number / len(spaces))
+        fitting = [each for each in found if each.peak_bytes <= limit]
+        if not fitting:
+            least_bytes = min(each.peak_bytes for each in found)
             raise SearchError(
                 f"search: no plan fits into {format_bytes(limit)} of memory on a device; the least that was found "
                 f"needs {format_bytes(least_bytes)}. Raise the limit (memory_limit, --device-memory), take more "
@@ -150,7 +152,7 @@ def plan_graph(
                 least_bytes=least_bytes,
                 limit_bytes=limit,
             )
-        best = min(found, key=lambda each: each.replayed.step_ps)
+        best = min(fitting, key=lambda each: each.replayed.step_ps)
     return best.plan(replay(plain, start).step_ps)
 
 
@@ -174,22 +176,11 @@ def pareto_plans(
     if points < 2:
         raise InputError(f"search: a front of {points!r} points has no ends; pass 2 or more.")
     plain = _space(graph, cluster, settings)
-    free_of_limits = replace(settings, method="auto", memory_limit_bytes=None)
+    exact = replace(settings, method="auto")
     found: list[Found] = []
     spaces = list(_variants(plain, cluster, settings, split))
     for number, space in enumerate(spaces, 1):
-        start = data_parallel(space)
-        free = _search(space, free_of_limits, start=start)
-        found.append(free)
-        # Plans whose sums overlap with work are a front of their own: the model weighs all sums by one number.
-        weights = [free.exposed, free.exposed if settings.gamma is not None else _exposed(space, free, start)]
-        if abs(weights[1] - weights[0]) < _CLOSE:
-            weights.pop()
-        for exposed in weights:
-            problem = space.problem(exposed)
-            front = pareto(problem, points=max(2, points // len(weights)))
-            known = Solution.of(problem, start, problem.least, "data parallelism")
-            found += [Found.of(space, each, exposed) for each in (*front, known)]
+        found += _points(space, exact, lambda problem, weights: pareto(problem, points=max(2, points // weights)))
         if progress is not None:
             progress(number / len(spaces))
     limit = settings.memory_limit_bytes
@@ -200,6 +191,29 @@ def pareto_plans(
             kept.append(each)
     data_parallel_ps = replay(plain, data_parallel(plain)).step_ps
     return [each.plan(data_parallel_ps) for each in _spread(kept, points)]
+
+
+def _points(space: Space, settings: SearchSettings, front: Callable[[Problem, int], list[Solution]]) -> list[Found]:
+    """Return the fastest plan of a space, and those between it and the least memory.
+
+    Args:
+        front: returns solutions of a problem; it is told of how many problems.
+    """
+    start = data_parallel(space)
+    free = _search(space, settings, start=start)
+    if settings.method != "auto":
+        known = Solution.of(space.problem(free.exposed), start, 0, "data parallelism")
+        return [free, Found.of(space, known, free.exposed)]
+    # Plans whose sums overlap with work are a front of their own: the model weighs all sums by one number.
+    weights = [free.exposed, free.exposed if settings.gamma is not None else _exposed(space, free, start)]
+    if abs(weights[1] - weights[0]) < _CLOSE:
+        weights.pop()
+    found = [free]
+    for exposed in weights:
+        problem = space.problem(exposed)
+        known = Solution.of(problem, start, problem.least, "data parallelism")
+        found += [Found.of(space, each, exposed) for each in (*front(problem, len(weights)), known)]
+    return found
 
 
 def _spread(front: list[Found], points: int) -> list[Found]:
@@ -274,7 +288,7 @@ def _work_per_byte(graph: Graph, part: RecomputeSegment) -> float:
 def _search(
     space: Space, settings: SearchSettings, progress: Progress = None, start: tuple[int, ...] | None = None
 ) -> Found:
-    """Return the best plan of a space. `start` is data parallelism, if it is known. Raises SearchError."""
+    """Return the fastest plan of a space. `start` is data parallelism, if it is known."""
     gamma, plain = settings.gamma, data_parallel(space) if start is None else start
     found = _solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)
     # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
@@ -295,36 +309,12 @@ def _exposed(space: Space, found: Found, plain: tuple[int, ...]) -> float:
 def _solved(
     space: Space, settings: SearchSettings, exposed: float, plain: tuple[int, ...], progress: Progress
 ) -> Found:
-    """Search at one weight of the sums of gradients.
-
-    Raises:
-        SearchError: no plan was found whose peak is within the limit.
-    """
-    limit = settings.memory_limit_bytes
-    problem = space.problem(exposed, limit is not None)
-    found, held_limit = None, limit
-    # The search limits the memory held from forward to backward; live gradients come on top.
-    for _ in range(1 + _MOST_LIMITS):
-        try:
-            solution = _solve(problem, space, replace(settings, memory_limit_bytes=held_limit), progress)
-        except SearchError:
-            break
-        found = Found.of(space, solution, exposed)
-        if limit is None or found.peak_bytes <= limit:
-            break
-        held_limit = solution.memory_bytes - (found.peak_bytes - limit)
-    if limit is not None and (found is None or found.peak_bytes > limit):
-        if settings.method == "auto":
-            # The choice that holds least is the last that may fit: there is a plan for the memory that the error names.
-            least = eliminate(problem.memory_problem)
-            found = Found.of(space, Solution.of(problem, least.choice, problem.least, "least memory"), exposed)
-        assert found is not None
-        if found.peak_bytes > limit:
-            raise nothing_fits(settings.method, found.peak_bytes, limit, is_proven=False)
-    assert found is not None
+    """Search at one weight of the sums of gradients."""
+    problem = space.problem(exposed, with_memory=False)
+    found = Found.of(space, _solve(problem, space, settings, progress), exposed)
     # By the clock data parallelism may be faster: the model weighs all sums of gradients by one number.
     others = Found.of(space, Solution.of(problem, plain, 0, "data parallelism"), exposed)
-    if others.replayed.step_ps < found.replayed.step_ps and (limit is None or others.peak_bytes <= limit):
+    if others.replayed.step_ps < found.replayed.step_ps:
         bound = min(found.solution.bound, others.solution.cost)
         return others._replace(solution=replace(others.solution, bound=bound))
     return found
@@ -332,7 +322,7 @@ def _solved(
 
 def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: Progress) -> Solution:
     if settings.method == "auto":
-        return eliminate(problem, memory_limit_bytes=settings.memory_limit_bytes, progress=progress)
+        return eliminate(problem, progress=progress)
     if settings.method == "sharding_propagation":
         return propagate(problem, dict.fromkeys(fixed(space), 0))
     choice = data_parallel(space) if settings.method == "data_parallel" else bisect(space, problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -38,6 +39,34 @@ def test_printed_plans_are_arguments(tmp_path, capsys):
 def test_memory_limit_is_kept(capsys):
     assert main([*ARGUMENTS, "--json", "--device-memory", "10GB"]) == 0
     assert all(plan["memory_bytes"] < 10**10 for plan in json.loads(capsys.readouterr().out))
+
+
+def test_check_tells_how_far_a_dry_run_is(capsys):
+    """gpt2 is the smallest config; its program trains here as two stages, two replicas or in tensor slices."""
+    command = ["plan", "--config", "gpt2", "-n", "2", "--cluster", "dgx-h100", "--global-batch", "4"]
+    assert main(command) == 0
+    table = capsys.readouterr().out
+    assert main([*command, "--check"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(table)
+    plan, compared = told.removeprefix(table).splitlines()
+    sizes = re.match(r"check: the best plan .*, tensor (\d) x data (\d) x pipeline (\d),", plan)
+    assert sorted(map(int, sizes.groups())) == [1, 1, 2]
+    time, memory = (float(part) for part in re.findall(r"\(([+-].*?)%\)", compared))
+    assert abs(time) <= 5
+    assert abs(memory) <= 5
+    # The table is a document of its own.
+    assert main([*command, "--check", "--json"]) == 0
+    streams = capsys.readouterr()
+    assert len(json.loads(streams.out)) == 10
+    assert streams.err.endswith(told.removeprefix(table))
+
+
+def test_check_of_a_type_without_a_program_is_refused(capsys):
+    assert main([*ARGUMENTS, "--dtype", "float8", "--check"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "float8 is priced alone" in told.err
 
 
 @pytest.mark.parametrize("more", [["resnet50"], ["--method", "auto"], ["--batch-size", "8"], ["--global-batch", "0"]])

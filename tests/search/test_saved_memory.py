@@ -90,6 +90,19 @@ def test_plans_fit_into_the_limit(device_num, share):
     assert _step_ps(plan, cluster) == plan.step_time_ps
 
 
+def test_more_memory_is_never_slower():
+    """Eight devices have plans that hold little from forward to backward, and have a high peak all the same."""
+    graph, _kept = graph_of("saving", 8)
+    cluster = slow_cluster(8)
+    free = plan_graph(graph, cluster)
+    limits = [int(share * free.memory_bytes) for share in (0.87, 0.89, 0.93, 1)]
+    plans = [plan_graph(graph, cluster, SearchSettings(memory_limit_bytes=limit)) for limit in limits]
+    times = [plan.step_time_ps for plan in plans]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1] == free.step_time_ps
+    assert all(plan.memory_bytes <= limit for plan, limit in zip(plans, limits, strict=True))
+
+
 def test_ranks_find_the_plan_and_run_it():
     """With a limit that nothing else meets, the values are those of one device."""
     (graph, *split), _kept = _graphs(2)
