@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
         "world_size",
         type=numbers,
         metavar="N,…",
-        help="numbers of ranks (default of ddp 1,2,4,8, of zero 2,4, of collectives 2,4,8, of adasum 4, of redistribution 4,8)",
+        help="numbers of ranks (default of ddp 1,2,4,8, of zero 2,4, of collectives 2,4,8, of adasum 4, of "
+        "redistribution 4,8)",
     )
     command.add_argument("--ops", type=names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce")
     command.add_argument(

@@ -4,8 +4,8 @@
     ZeRO-1             slices of all parameters as one group   torch's ZeroRedundancyOptimizer
     ZeRO-1 by tensors  our ZeroRedundancyOptimizer             the same
 
-Every rank computes in one BLAS thread, with Adam. All contenders are warm and take turns; a turn trains a new model, and
-its time is the slowest rank's. DistributedDataParallel is beside them: what the memory that is saved costs.
+Every rank computes in one BLAS thread, with Adam. All contenders are warm and take turns; a turn trains a new model,
+and its time is the slowest rank's. DistributedDataParallel is beside them: what the memory that is saved costs.
 """
 
 from __future__ import annotations

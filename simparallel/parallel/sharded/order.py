@@ -182,5 +182,8 @@ def _is_everywhere(p: Tensor) -> bool:
 
 def order() -> UseOrder:
     """Return the order of this rank."""
-    found: UseOrder = current().kept.setdefault(UseOrder, UseOrder())
+    kept = current().kept
+    found: UseOrder | None = kept.get(UseOrder)
+    if found is None:
+        found = kept[UseOrder] = UseOrder()
     return found
