@@ -182,8 +182,5 @@ def _is_everywhere(p: Tensor) -> bool:
 
 def order() -> UseOrder:
     """Return the order of this rank."""
-    kept = current().kept
-    found: UseOrder | None = kept.get(UseOrder)
-    if found is None:
-        found = kept[UseOrder] = UseOrder()
+    found: UseOrder = current().kept.setdefault(UseOrder, UseOrder())
     return found
