@@ -17,6 +17,7 @@ from simparallel.errors import InputError
 BENCHMARKS = {
     "step": {"names": "models"},
     "ddp": {"names": "models", "ranks": "world_size"},
+    "zero": {"ranks": "world_size"},
     "collectives": {"ranks": "world_size", "ops": "ops", "sizes": "sizes", "peers": "peers", "out": "picture"},
     "adasum": {"ranks": "world_size", "sizes": "sizes", "peers": "peers"},
     "shard": {},
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         help="step: a training step of each model, beside PyTorch; "
         "ddp: a data-parallel one on several ranks, beside torch DDP; "
+        "zero: one with sharded states, beside torch's; "
         "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy; "
         "adasum: beside a sum, and Horovod's algorithm over MPI; "
         "shard: a network cut over 8 devices, beside the same slicing by hand; "
@@ -64,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
         "world_size",
         type=numbers,
         metavar="N,…",
-        help="numbers of ranks (default of ddp 1,2,4,8, of collectives 2,4,8, of adasum 4, of redistribution 4,8)",
+        help="numbers of ranks (default of ddp 1,2,4,8, of zero 2,4, of collectives 2,4,8, of adasum 4, of "
+        "redistribution 4,8)",
     )
     command.add_argument("--ops", type=names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce")
     command.add_argument(

@@ -226,8 +226,8 @@ class ShardedGroup:
         begun, wire = next(grad_mode.numbers), self.flat
         is_flat = not self._holds_slices and all(a is b for a, b in zip(stored, self.slices, strict=True))
         if not is_flat or self.casts:
+            # Nobody reads the padding.
             wire = self._new_array(self.rows.size, BUFFERS)
-            wire[...] = 0
             for own, value in zip(self.rows.own_chunks(wire, self.axes.rank), stored, strict=True):
                 own[...] = value
         if self.axes.shard is None:

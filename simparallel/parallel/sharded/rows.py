@@ -81,12 +81,13 @@ class FlatRows:
             target.reshape(self.ranks, chunk)[...] = rows[:, start : start + chunk]
 
     def put(self, by_rank: Array, i: int, tensor: Array) -> None:
-        """Copy tensor number `i` to its places in an array by rank; padding is left as it is."""
+        """Copy tensor number `i` to its places in an array by rank, with zeros as padding."""
         chunk, flat = self._chunks[i], tensor.reshape(-1)
         rows = by_rank.reshape(self.ranks, self.size)[:, self._starts[i] : self._starts[i] + chunk]
         full = flat.size // chunk if chunk else 0
         rows[:full] = flat[: full * chunk].reshape(full, chunk)
         if full < self.ranks:
+            rows[full:] = 0
             rows[full : full + 1, : flat.size - full * chunk] = flat[full * chunk :]
 
 

@@ -194,10 +194,8 @@ class _WholeParameters(Reversible):
         self.unfinished: dict[int, tuple[str, ...]] = {}
 
     def new_gradients(self, like: Array) -> Array:
-        """Return an array of zeros, by rank, which peers can read in place."""
-        array = empty_like(like, self.rows.size * self.rows.ranks, current(), self.group.travel_dtype)
-        array[...] = 0
-        return array
+        """Return an array for gradients by rank, which peers can read in place; `put` writes all of it."""
+        return empty_like(like, self.rows.size * self.rows.ranks, current(), self.group.travel_dtype)
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         group, arrived, self.arrived = self.group, self.arrived, set()

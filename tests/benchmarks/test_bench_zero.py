@@ -1,0 +1,57 @@
+"""`benchmarks zero`: our steps without torch, and beside it; the table; refused settings. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+
+import pytest
+from refusals import refused
+
+from benchmarks import environments, zero
+from benchmarks.__main__ import main
+from benchmarks.contest import Result
+from simparallel.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def bench_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMPARALLEL_BENCH_DIR", str(tmp_path / "bench"))
+    monkeypatch.setattr(zero, "TURN_S", 0.005)
+    return tmp_path / "bench"
+
+
+@pytest.mark.process
+def test_our_steps_are_measured_without_torch(capsys):
+    assert main(["zero", "-n", "2", "--rounds", "1", "--json"]) == 0
+    told = capsys.readouterr()
+    rows = json.loads(told.out)["rows"]
+    assert [row["title"] for row in rows] == [f"{name}, 2 ranks" for name in zero.METHODS]
+    assert all(set(row["times_s"]) == {zero.OURS, zero.DDP} for row in rows)
+    assert "torch is not measured" in told.err
+
+
+@pytest.mark.matrices
+@pytest.mark.process
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_torch_trains_sharded_beside_us(bench_directory):
+    binaries = bench_directory / "torch" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (binaries / "python").chmod(0o755)
+    (binaries.parent / environments.READY).write_text(json.dumps(zero.PEER.requirements))
+    assert all(zero.TORCH in each.times_s for each in zero.main(ranks=[2], rounds=1))
+
+
+def test_table_has_ours_divided_by_the_others():
+    result = Result("ZeRO-3, 2 ranks", {zero.OURS: [1.0], zero.DDP: [2.0], zero.TORCH: [4.0]})
+    assert zero.table([result]).splitlines()[1].split()[-2:] == ["0.50", "0.25"]
+    alone = Result("ZeRO-3, 2 ranks", {zero.OURS: [1.0], zero.DDP: [2.0]})
+    assert zero.table([alone]).splitlines()[1].split()[-2:] == ["0.50", "-"]
+
+
+@pytest.mark.parametrize("settings", [{"ranks": [0]}, {"ranks": []}, {"rounds": 0}])
+def test_bad_settings_are_refused(settings):
+    with refused(InputError):
+        zero.main(**settings)
