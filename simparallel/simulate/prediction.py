@@ -164,7 +164,7 @@ def predict_transformer(
 
     The number of replicas is what remains: `world_size` / (`tensor` × `pipeline` × `context`). Attention is one kernel
     that stores no scores. Exchanges between replicas run beside the backward pass. What the runtime cannot run yet
-    (contexts, experts, sharded parameters) is priced all the same.
+    (contexts, experts) is priced all the same.
 
         >>> step = sp.predict_transformer("llama-3.1-8b", "dgx-h100", 64, tensor=2, sharded="state", global_batch=128)
         >>> step.verdict
