@@ -301,14 +301,15 @@ class TrainingPlan:
 
     def count_layers(self, stage: int) -> tuple[int, int]:
         """Return the number of dense and of sparse blocks of a device."""
-        dense, all_layers = 0, 0
+        parts = [self.part_layers(part) for part in range(stage, self.pipeline * self.chunks, self.pipeline)]
+        return sum(dense for dense, _ in parts), sum(sparse for _, sparse in parts)
+
+    def part_layers(self, part: int) -> tuple[int, int]:
+        """Return the number of dense and of sparse blocks of a part of the model, for one chunk of a device."""
         each, more = divmod(self.shape.num_layers, self.pipeline * self.chunks)
-        for part in range(stage, self.pipeline * self.chunks, self.pipeline):
-            first = part * each + min(part, more)
-            last = first + each + (part < more)
-            all_layers += last - first
-            dense += max(0, min(last, self.shape.num_dense) - first)
-        return (dense, all_layers - dense) if self.shape.num_experts else (all_layers, 0)
+        first, count = part * each + min(part, more), each + (part < more)
+        dense = min(max(0, self.shape.num_dense - first), count) if self.shape.num_experts else count
+        return dense, count - dense
 
     @cached_property
     def like_stages(self) -> dict[int, list[int]]:
