@@ -185,7 +185,7 @@ class EagerStage:
         blocks.reverse()
         if kind == INPUT_GRADIENT:
             passes = [block.input_gradient() for block in blocks]
-            return joined(*self.cast * is_last, row * (1 + is_last), *passes, self.summed if is_first else -row)
+            return joined(*self.cast * is_last, row * (1 + is_last), *passes, self.summed * is_first)
         # Of a table that is the output layer, too, there is one gradient, until the end.
         is_tied = is_first and is_last and plan.shape.is_tied
         table, added = _added(self.table, has_sum)
@@ -204,7 +204,7 @@ class EagerStage:
                 delivered = -block.weights * (has_sum and block.is_again)
             summed = self.summed * is_first
             return joined(*steps, delivered, summed, ends[0], -summed, *ends[1:], -row * (1 if is_last else 3))
-        late = sum(block.late for block in blocks) + row * (is_first + 1) + (is_last and self.of_logits)
-        late += self.summed * is_first
+        # What the stage sends, too, is held so long.
+        late = sum(block.late for block in blocks) + 2 * row + self.of_logits * is_last + self.summed * is_first
         head = (-row, table, added, norm) * is_last
         return joined(*head, *[block.weight_gradients(has_sum) for block in blocks], *ends, -late)
