@@ -36,6 +36,12 @@ def joined(*parts: Part) -> Stretch:
     return Stretch(net, peak)
 
 
+def repeated(stretch: Stretch, count: int) -> Stretch:
+    """Return the stretch of so many equal ones, of which there may be none."""
+    net, peak = stretch
+    return Stretch(net * count, (peak + max(0, (count - 1) * net)) * (count > 0))
+
+
 class EagerBlock:
     """A block of a plan on a device: what its passes hold for one micro-batch.
 
@@ -103,8 +109,7 @@ class EagerBlock:
         turned = (self.products, -self.products) if self.is_cut else ()
         return joined(
             self.inner, *self._activation(), 2 * self.row + self.result, kept - self.attention, self.products,
-            self.normed - self.result, self.products, *turned, -self.products, self.products + self.row,
-            self.row - self.products,
+            self.normed - self.result, self.products, *turned, self.row - self.products, self.row,
         )  # fmt: skip
 
     def weight_gradients(self, has_sum: bool) -> Stretch:
@@ -178,13 +183,13 @@ class EagerStage:
             has_sum: whether there are gradients of the weights already.
         """
         plan, row = self.plan, self.row
-        blocks = [each for each, count in zip(self.blocks, plan.part_layers(part), strict=True) for _ in range(count)]
         is_first, is_last = part == 0, part == plan.pipeline * plan.chunks - 1
+        blocks = [(block, n) for block, n in zip(self.blocks, plan.part_layers(part), strict=True) if n]
         if kind == FORWARD:
-            return joined(row, *[block.forward() for block in blocks], *self.head * is_last)
+            return joined(row, *[repeated(block.forward(), n) for block, n in blocks], *self.head * is_last)
         blocks.reverse()
         if kind == INPUT_GRADIENT:
-            passes = [block.input_gradient() for block in blocks]
+            passes = [repeated(block.input_gradient(), n) for block, n in blocks]
             return joined(*self.cast * is_last, row * (1 + is_last), *passes, self.summed * is_first)
         # Of a table that is the output layer, too, there is one gradient, until the end.
         is_tied = is_first and is_last and plan.shape.is_tied
@@ -197,14 +202,15 @@ class EagerStage:
         added, norm = added * (not is_tied), self.norm * (not has_sum) - row
         if kind == BACKWARD:
             steps: list[Part] = [*self.cast, table, -self.of_logits, added, norm] if is_last else [row]
-            delivered = 0
-            for number, block in enumerate(blocks):
-                # What the next stage has sent is held to the end.
-                steps += [block.backward(has_sum), delivered, row * (number == 0 and not is_last)]
-                delivered = -block.weights * (has_sum and block.is_again)
+            # What the next stage has sent is held to the end.
+            sent = 0 if is_last else row
+            for number, (block, n) in enumerate(blocks):
+                # Gradients that are delivered together are held by the next block, too.
+                once, freed = block.backward(has_sum), -block.weights * (has_sum and block.is_again)
+                steps += [once, sent * (number == 0), repeated(joined(once, freed), n - 1), freed]
             summed = self.summed * is_first
-            return joined(*steps, delivered, summed, ends[0], -summed, *ends[1:], -row * (1 if is_last else 3))
+            return joined(*steps, summed, ends[0], -summed, *ends[1:], -row - 2 * sent)
         # What the stage sends, too, is held so long.
-        late = sum(block.late for block in blocks) + 2 * row + self.of_logits * is_last + self.summed * is_first
-        head = (-row, table, added, norm) * is_last
-        return joined(*head, *[block.weight_gradients(has_sum) for block in blocks], *ends, -late)
+        late = sum(block.late * n for block, n in blocks) + 2 * row + self.of_logits * is_last + self.summed * is_first
+        passes = [repeated(block.weight_gradients(has_sum), n) for block, n in blocks]
+        return joined(*(-row, table, added, norm) * is_last, *passes, *ends, -late)

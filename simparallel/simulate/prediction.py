@@ -261,11 +261,13 @@ def worst_memory(
             first backward pass.
     """
     kept, kinds = states if keeps_gradients else replace(states, gradient=0), []
+    # Replicas share no activations.
+    alone = replace(plan, zero_stage=0)
     # Of equal stages the first holds most: more of its micro-batches are in flight.
     for stage in plan.like_stages:
         kinds.append({
             "states": round(state_bytes(plan, stage, kept)),
-            "activations": round(activation_bytes(plan, stage, schedule, software, keeps_gradients)),
+            "activations": round(activation_bytes(alone, stage, schedule, software, keeps_gradients)),
             "gathered": round(gathered_bytes(plan, stage, states)),
         })  # fmt: skip
     return max(kinds, key=lambda kind: sum(kind.values()))

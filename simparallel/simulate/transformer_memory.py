@@ -80,8 +80,7 @@ def _peak(plan: TrainingPlan, stage: int, schedule: str, work: Callable[[int, st
 
     Args:
         plan, stage, schedule: see `activation_bytes`.
-        work: returns it, from a part of the model, the kind of an action, and whether the part has had a backward
-            pass before.
+        work: returns it, from a part of the model, the kind of an action, and whether it is not the first one.
     """
     _check_stage(plan, stage)
     p, v, count = plan.pipeline, plan.chunks, plan.num_micro_batches
@@ -89,16 +88,21 @@ def _peak(plan: TrainingPlan, stage: int, schedule: str, work: Callable[[int, st
         # The interleaved schedule has equal rounds; of more than three, all are alike.
         count += -count % p if v > 1 and count % max(1, count // p) else 0
         count = count if v > 1 and count % p else min(count, 3 * p)
-    made: dict[tuple[int, str, bool], Part] = {}
-    seen, parts = set(), []
-    for cell in looped_schedule(schedule, p, count, v).actions[stage]:
-        for part, kind, _ in read_cell(cell, schedule):
-            action = part, kind, (part, kind) in seen
+    actions = _stage_actions(schedule, p, count, v, stage)
+    made = {action: work(*action) for action in dict.fromkeys(actions)}
+    return Fraction(joined(*[made[action] for action in actions]).peak)
+
+
+@lru_cache(maxsize=1024)
+def _stage_actions(name: str, ranks: int, microbatches: int, chunks: int, stage: int) -> list[tuple[int, str, bool]]:
+    """Return the actions of a stage: part of the model, kind, and whether it is not the first one of its kind."""
+    seen: set[tuple[int, str]] = set()
+    found = []
+    for cell in looped_schedule(name, ranks, microbatches, chunks).actions[stage]:
+        for part, kind, _ in read_cell(cell, name):
+            found.append((part, kind, (part, kind) in seen))
             seen.add((part, kind))
-            if action not in made:
-                made[action] = work(*action)
-            parts.append(made[action])
-    return Fraction(joined(*parts).peak)
+    return found
 
 
 def _kept(kind: str, size: Fraction | int) -> Fraction | int:
@@ -169,6 +173,7 @@ def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False, software
     return Fraction(shared * tokens, whole) + (cut + scores) * tokens
 
 
+@lru_cache(maxsize=4096)
 def activation_bytes(
     plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b", software: str = "fused", keeps_gradients: bool = True
 ) -> Fraction:
