@@ -203,34 +203,25 @@ def step_time(
             f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
             f"{plan.world_size}."
         )
-    price = _Prices(plan, efficiency.achieved(cluster), states)
-    # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
-    alike = plan.like_stages
+    achieved_cluster = efficiency.achieved(cluster)
+    # A part of the model is priced as a stage of its own.
+    flat = replace(plan, pipeline=p * v, chunks=1) if p > 1 else plan
+    price = _Prices(flat, achieved_cluster, states)
     is_split = schedule not in FORMULAS and any(
         "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
     )
-    stages = {stage: price.stage(stage, is_split) for stage in alike}
-    slowest = max(stages, key=lambda stage: stages[stage].sum_ps)
-    own = stages[slowest]
-    all_ps = sum(len(alike[stage]) * stages[stage].sum_ps for stage in alike)
-    messages_ps = m * own.messages_ps
-    if p > 1 and v == 1 and schedule in FORMULAS:
-        each = [0] * p
-        for first, like in alike.items():
-            for stage in like:
-                each[stage] = stages[first].sum_ps - stages[first].messages_ps
-        waiting_ps = _pipelined(each, own.messages_ps, m, schedule == "1f1b")
-        bubble = Fraction(_pipelined(each, 0, m, schedule == "1f1b") - m * max(each))
-        messages_ps = waiting_ps - round(bubble) - m * max(each)
-    elif p == 1 or schedule in FORMULAS:
-        bubble = Fraction(all_ps - own.sum_ps, v) + Fraction((v - 1) * (-m % p) * own.sum_ps, v)
-    else:
-        ideal_ps = m * (own.sum_ps - own.messages_ps)
-        bubble = Fraction(_clocked(plan, schedule, stages, 0) - ideal_ps)
-        messages_ps = _clocked(plan, schedule, stages, own.messages_ps) - ideal_ps - round(bubble)
-    data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in stages), key=sum)
-    seconds = (m * (own.sum_ps - own.messages_ps) + messages_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
+    priced = {part: price.stage(first, is_split) for first, alike in flat.like_stages.items() for part in alike}
+    parts = [priced[part] for part in range(flat.pipeline)]
+    stages = {stage: _Stage(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)}
+    own = max(stages.values(), key=lambda each: each.sum_ps)
+    ideal_ps, bubble, messages_ps = m * (own.sum_ps - own.messages_ps), 0, 0
+    if p > 1:
+        bubble = _clocked(plan, schedule, parts, 0) - ideal_ps
+        messages_ps = _clocked(plan, schedule, parts, own.messages_ps // v) - ideal_ps - bubble
+    price = _Prices(plan, achieved_cluster, states)
+    data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum)
+    seconds = (ideal_ps + messages_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
     peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
     mfu, hfu = (
         float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
@@ -243,7 +234,7 @@ def step_time(
         m * own.context_ps,
         m * own.expert_ps,
         messages_ps,
-        round(bubble),
+        bubble,
         m * own.data_ps + data_ps,
         optimizer_ps,
         mfu,
@@ -252,7 +243,10 @@ def step_time(
 
 
 class _Stage(NamedTuple):
-    """The time of a stage for one micro-batch [ps]; `backward_ps` is a part of it, of which `weights_ps` is a part."""
+    """The time of a stage for one micro-batch [ps].
+
+    Its parts are `forward_ps`, with the collectives, and `backward_ps`, without, of which `weights_ps` is a part.
+    """
 
     compute_ps: int
     tensor_ps: int
@@ -262,47 +256,58 @@ class _Stage(NamedTuple):
     data_ps: int
     backward_ps: int
     weights_ps: int
+    forward_ps: int
 
     @property
     def sum_ps(self) -> int:
-        return sum(self[:-2])
+        return sum(self[:-3])
 
 
-def _pipelined(each_ps: Sequence[int], message_ps: int, count: int, has_window: bool) -> int:
-    """Return the time of a pipeline with one stage a device [ps].
+def _clocked(plan: TrainingPlan, name: str, parts: Sequence[_Stage], message_ps: int) -> int:
+    """Return the time of a schedule by its own clock [ps].
 
-    The longest of these chains: all micro-batches on one stage, between the way of the first one to it and of the last
-    one back; and under 1F1B, where stage s of p begins a micro-batch after the backward of the one p - s before, the
-    rounds of such a window from that stage to the last one and back.
+    Of 1F1B the clock runs three rounds of as many micro-batches as there are stages; all further ones take as long as
+    the third.
 
     Args:
-        each_ps: forward and backward of each stage [ps].
-        message_ps: a message and its reply [ps].
-        count: number of micro-batches.
-        has_window: whether the schedule is 1F1B, not GPipe.
+        plan: the model, and how it is cut.
+        name: of the schedule.
+        parts: the times of the parts of the model.
+        message_ps: a message between two parts, and its reply [ps].
     """
-    all_ps, p = sum(each_ps) + message_ps * (len(each_ps) - 1), len(each_ps)
-    chains = [all_ps + (count - 1) * max(each_ps)]
-    for stage in range(p if has_window else 0):
-        around_ps = sum(each_ps[stage:]) + message_ps * (p - 1 - stage)
-        rounds, rest = divmod(count - 1, p - stage)
-        chains.append(all_ps + rounds * around_ps + rest * max(each_ps[stage:]))
-    return max(chains)
+    p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
+    rest = 0
+    if name == "1f1b" and v > 1 and m % max(1, m // p):
+        # The interleaved schedule has equal rounds.
+        rest, m = -m % p, m + -m % p
+    forward = tuple([part.forward_ps for part in parts])
+    weights = tuple([part.weights_ps for part in parts])
+    inputs = tuple([part.sum_ps - part.messages_ps - part.forward_ps - part.weights_ps for part in parts])
+
+    def makespan(count: int) -> int:
+        return _makespan(name, p, count, v, forward, inputs, weights, message_ps // 2)
+
+    rounds = m // p - 3 if name == "1f1b" and (v == 1 or m % p == 0) else 0
+    if rounds > 0:
+        three_ps = makespan(m - rounds * p)
+        time_ps = three_ps + rounds * (three_ps - makespan(m - (rounds + 1) * p))
+    else:
+        time_ps = makespan(m)
+    return time_ps - rest * max(part.sum_ps - part.messages_ps for part in parts)
 
 
-def _clocked(plan: TrainingPlan, name: str, stages: dict[int, _Stage], messages_ps: int) -> int:
-    """Return the time of a schedule by its own clock [ps]; exchanges of a stage are spread over its work."""
-    ranks, chunks = plan.pipeline, plan.chunks
-    made = looped_schedule(name, ranks, plan.num_micro_batches, chunks)
-    own = {stage: stages[first] for first, alike in plan.like_stages.items() for stage in alike}
-    forward, backward, weights = [], [], []
-    for stage in range(ranks * chunks):
-        each = own[stage % ranks]
-        spread = (each.sum_ps - each.messages_ps) / (each.compute_ps * chunks)
-        forward.append((each.compute_ps - each.backward_ps) * spread)
-        backward.append((each.backward_ps - each.weights_ps) * spread)
-        weights.append(each.weights_ps * spread)
-    return round(made.cost(forward, backward, weights, messages_ps / (2 * chunks)).makespan)
+@lru_cache(maxsize=1024)
+def _makespan(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    forward: tuple[int, ...],
+    inputs: tuple[int, ...],
+    weights: tuple[int, ...],
+    message: int,
+) -> int:
+    return round(looped_schedule(name, ranks, microbatches, chunks).makespan(forward, inputs, weights, message))
 
 
 class _Prices:
@@ -335,7 +340,7 @@ class _Prices:
         is_joined = _is_by_op(plan, device.software) and not is_split
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
-        forward_ps = backward_ps = weights_ps = sums_ps = shown = hidden = rounds = exchanges = 0
+        forward_ps = backward_ps = weights_ps = sums_ps = first_ps = shown = hidden = rounds = exchanges = 0
         for count, work in _stage_work(plan, stage, self.states.gradient, device.software):
             forward_ps += count * self.kernels(work.forward)
             backward_ps += count * self.kernels(work.backward)
@@ -347,7 +352,9 @@ class _Prices:
             hidden += count * work.hidden
             rounds += count * work.rounds
             exchanges += count * work.exchanges
-            sums_ps += sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
+            work_ps = sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
+            sums_ps += work_ps
+            first_ps += work_ps * bool(work.forward)
         hidden_ps = hidden * reduce_ps
         if plan.overlap_tensor:
             hidden_ps = max(0, hidden_ps - weights_ps)
@@ -364,7 +371,13 @@ class _Prices:
         expert_ps = exchanges and exchanges * self.exchange_ps()
         context_ps = rounds and rounds * self.round_ps()
         compute_ps = forward_ps + gradients_ps
-        return _Stage(compute_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps, weights_ps)
+        # What is recomputed is a part of the backward pass; exchanges of other groups are spread over both.
+        again = 2 * sum(plan.count_layers(stage)) * (plan.recompute == "full")
+        first_ps += (shown - again) * reduce_ps + forward_ps
+        first_ps += (context_ps + expert_ps + data_ps) * forward_ps // compute_ps
+        return _Stage(
+            compute_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps, weights_ps, first_ps
+        )
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""

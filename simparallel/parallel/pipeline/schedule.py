@@ -7,6 +7,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -136,6 +137,12 @@ class Schedule:
         """
         return timing.cost(self._graph(forward, input_gradient, weight_gradient, message))
 
+    def makespan(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> Any:
+        """Return the makespan alone, without the other parts of `cost`; arguments and errors as there."""
+        return self._graph(forward, input_gradient, weight_gradient, message).times.makespan
+
     def spans(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
     ) -> list[list[Span]]:
@@ -184,8 +191,17 @@ class Schedule:
     def _graph(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
     ) -> timing.ScheduleGraph:
-        duration = self.duration(forward, input_gradient, weight_gradient, message)
-        return timing.ScheduleGraph(self._lists, duration, message)
+        duration, graph = self.duration(forward, input_gradient, weight_gradient, message), copy(self._tasks)
+        times = [duration(action) for _, _, action in graph.each]
+        graph.durations = times + [message] * (len(graph) - len(times))
+        return graph
+
+    @cached_property
+    def _tasks(self) -> timing.ScheduleGraph:
+        """The tasks without their times; what waits for what is the same for all times."""
+        graph = timing.ScheduleGraph(self._lists)
+        _ = graph.after  # copies share it
+        return graph
 
     # --- checks ---------------------------------------------------------------------------------------
 
