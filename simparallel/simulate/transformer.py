@@ -224,6 +224,7 @@ class TrainingPlan:
         zero_stage: what replicas share: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
         overlap_tensor: whether all-reduces of the backward pass run beside the gradients of weights.
         overlap_data: whether the exchange of parameters and gradients runs beside compute.
+        overlap_messages: whether the interleaved schedule computes while it sends; others always do.
         context: devices that share each sequence; keys and values go round (ring attention).
         expert: devices that share the experts; it divides `data` × `context`.
         item_bytes: bytes of an activation.
@@ -245,6 +246,7 @@ class TrainingPlan:
     zero_stage: int = 0
     overlap_tensor: bool = False
     overlap_data: bool = False
+    overlap_messages: bool = False
     context: int = 1
     expert: int = 1
     item_bytes: int = 2

@@ -283,6 +283,9 @@ def _clocked(plan: TrainingPlan, name: str, parts: Sequence[_Stage], message_ps:
     forward = tuple([part.forward_ps for part in parts])
     weights = tuple([part.weights_ps for part in parts])
     inputs = tuple([part.sum_ps - part.messages_ps - part.forward_ps - part.weights_ps for part in parts])
+    if v > 1 and name in FORMULAS and not plan.overlap_messages:
+        forward, inputs = (tuple([time_ps + message_ps // 2 for time_ps in each]) for each in (forward, inputs))
+        message_ps = 0
 
     def makespan(count: int) -> int:
         return _makespan(name, p, count, v, forward, inputs, weights, message_ps // 2)
@@ -361,10 +364,12 @@ class _Prices:
         tensor_ps = shown * reduce_ps + hidden_ps + sums_ps
         messages_ps = 0
         if plan.pipeline > 1:
-            # Each device sends its part to the next stage, whose tensor group puts it together.
+            # Each device sends its part to the next stage, whose tensor group puts it together; or all, if that is faster.
             message_ps = self.cluster.message(self.micro_batch_bytes // plan.tensor, 0, self.next_stage).time_ps
             if not plan.sequence_parallel:
-                message_ps += self.collective("all_gather", self.micro_batch_bytes, self.tensor_group)
+                whole_ps = self.cluster.message(self.micro_batch_bytes, 0, self.next_stage).time_ps
+                gather_ps = self.collective("all_gather", self.micro_batch_bytes, self.tensor_group)
+                message_ps = min(message_ps + gather_ps, whole_ps)
             messages_ps = 2 * plan.chunks * message_ps
         gradients_ps = backward_ps + weights_ps
         data_ps = self.zero3(stage, forward_ps, gradients_ps) if plan.zero_stage == 3 else 0

@@ -124,8 +124,7 @@ def test_chunks_divide_the_bubble(plan):
     count = plan.num_micro_batches * plan.pipeline
     plan = replace(plan, shape=shape, num_micro_batches=count, sequence_parallel=False)
     one, two = (predict(replace(plan, chunks=chunks)) for chunks in (1, 2))
-    # Those that others hide are no part of the step.
-    assert two.messages_ps >= one.messages_ps
+    assert two.messages_ps >= 2 * one.messages_ps
     # Messages are part of what a stage waits for.
     assert two.bubble_ps <= one.bubble_ps
     assert two.compute_ps == one.compute_ps
