@@ -190,7 +190,9 @@ class EagerStage:
         blocks.reverse()
         if kind == INPUT_GRADIENT:
             passes = [repeated(block.input_gradient(), n) for block, n in blocks]
-            return joined(*self.cast * is_last, row * (1 + is_last), *passes, self.summed * is_first)
+            # What is sent back is a copy of its own.
+            end = (self.summed,) if is_first else (row, -row)
+            return joined(*self.cast * is_last, row * (1 + is_last), *passes, *end)
         # Of a table that is the output layer, too, there is one gradient, until the end.
         is_tied = is_first and is_last and plan.shape.is_tied
         table, added = _added(self.table, has_sum)

@@ -442,6 +442,8 @@ class _Prices:
             # The first and the last stage add their gradients of the token table.
             table = Fraction(plan.shape.vocabulary * plan.shape.width, plan.tensor)
             exchange_ps += self.collective("all_reduce", table * states.gradient, (0, self.last_stage))
+        # A step ends with the mean of the losses.
+        exchange_ps += self.collective("all_reduce", 8, range(plan.world_size))
         # The update reads and writes the optimizer's states, reads gradients twice, once for their norm, and writes
         # parameters.
         moved = 2 * states.optimizer + 2 * states.gradient + states.parameter
