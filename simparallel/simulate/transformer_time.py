@@ -31,6 +31,7 @@ from simparallel.errors import ClusterError, InputError
 from simparallel.machine import achieved
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.machine.products import MatrixProduct, MatrixUnits
+from simparallel.simulate.pipeline_time import PartTime, clocked
 from simparallel.simulate.transformer import TrainingPlan, Weight
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 
@@ -213,12 +214,12 @@ def step_time(
     )
     priced = {part: price.stage(first, is_split) for first, alike in flat.like_stages.items() for part in alike}
     parts = [priced[part] for part in range(flat.pipeline)]
-    stages = {stage: _Stage(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)}
+    stages = {stage: PartTime(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)}
     own = max(stages.values(), key=lambda each: each.sum_ps)
     ideal_ps, bubble, messages_ps = m * (own.sum_ps - own.messages_ps), 0, 0
     if p > 1:
-        bubble = _clocked(plan, schedule, parts, 0) - ideal_ps
-        messages_ps = _clocked(plan, schedule, parts, own.messages_ps // v) - ideal_ps - bubble
+        bubble = clocked(plan, schedule, parts, 0) - ideal_ps
+        messages_ps = clocked(plan, schedule, parts, own.messages_ps // v) - ideal_ps - bubble
     price = _Prices(plan, achieved_cluster, states)
     data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum)
     seconds = (ideal_ps + messages_ps + bubble + data_ps + optimizer_ps) / PS_PER_S
@@ -240,77 +241,6 @@ def step_time(
         mfu,
         hfu,
     )
-
-
-class _Stage(NamedTuple):
-    """The time of a stage for one micro-batch [ps].
-
-    Its parts are `forward_ps`, with the collectives, and `backward_ps`, without, of which `weights_ps` is a part.
-    """
-
-    compute_ps: int
-    tensor_ps: int
-    context_ps: int
-    expert_ps: int
-    messages_ps: int
-    data_ps: int
-    backward_ps: int
-    weights_ps: int
-    forward_ps: int
-
-    @property
-    def sum_ps(self) -> int:
-        return sum(self[:-3])
-
-
-def _clocked(plan: TrainingPlan, name: str, parts: Sequence[_Stage], message_ps: int) -> int:
-    """Return the time of a schedule by its own clock [ps].
-
-    Of 1F1B the clock runs three rounds of as many micro-batches as there are stages; all further ones take as long as
-    the third.
-
-    Args:
-        plan: the model, and how it is cut.
-        name: of the schedule.
-        parts: the times of the parts of the model.
-        message_ps: a message between two parts, and its reply [ps].
-    """
-    p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
-    rest = 0
-    if name == "1f1b" and v > 1 and m % max(1, m // p):
-        # The interleaved schedule has equal rounds.
-        rest, m = -m % p, m + -m % p
-    forward = tuple([part.forward_ps for part in parts])
-    weights = tuple([part.weights_ps for part in parts])
-    inputs = tuple([part.sum_ps - part.messages_ps - part.forward_ps - part.weights_ps for part in parts])
-    if v > 1 and name in FORMULAS and not plan.overlap_messages:
-        forward, inputs = (tuple([time_ps + message_ps // 2 for time_ps in each]) for each in (forward, inputs))
-        message_ps = 0
-
-    def makespan(count: int) -> int:
-        return _makespan(name, p, count, v, forward, inputs, weights, message_ps // 2)
-
-    rounds = m // p - 3 if name == "1f1b" and (v == 1 or m % p == 0) else 0
-    if rounds > 0:
-        three_ps = makespan(m - rounds * p)
-        time_ps = three_ps + rounds * (three_ps - makespan(m - (rounds + 1) * p))
-    else:
-        time_ps = makespan(m)
-    return time_ps - rest * max(part.sum_ps - part.messages_ps for part in parts)
-
-
-@lru_cache(maxsize=1024)
-def _makespan(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    chunks: int,
-    forward: tuple[int, ...],
-    inputs: tuple[int, ...],
-    weights: tuple[int, ...],
-    message: int,
-) -> int:
-    return round(looped_schedule(name, ranks, microbatches, chunks).makespan(forward, inputs, weights, message))
 
 
 class _Prices:
@@ -337,7 +267,7 @@ class _Prices:
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
         return self.cluster.collective(op, round(size_bytes), tuple(group)).time_ps if len(group) > 1 else 0
 
-    def stage(self, stage: int, is_split: bool = False) -> _Stage:
+    def stage(self, stage: int, is_split: bool = False) -> PartTime:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
         is_joined = _is_by_op(plan, device.software) and not is_split
@@ -364,7 +294,7 @@ class _Prices:
         tensor_ps = shown * reduce_ps + hidden_ps + sums_ps
         messages_ps = 0
         if plan.pipeline > 1:
-            # Each device sends its part to the next stage, whose tensor group puts it together; or all, if that is faster.
+            # Each device sends its part to the next stage, whose tensor group puts it together; or all, if faster.
             message_ps = self.cluster.message(self.micro_batch_bytes // plan.tensor, 0, self.next_stage).time_ps
             if not plan.sequence_parallel:
                 whole_ps = self.cluster.message(self.micro_batch_bytes, 0, self.next_stage).time_ps
@@ -380,7 +310,7 @@ class _Prices:
         again = 2 * sum(plan.count_layers(stage)) * (plan.recompute == "full")
         first_ps += (shown - again) * reduce_ps + forward_ps
         first_ps += (context_ps + expert_ps + data_ps) * forward_ps // compute_ps
-        return _Stage(
+        return PartTime(
             compute_ps, tensor_ps, context_ps, expert_ps, messages_ps, data_ps, gradients_ps, weights_ps, first_ps
         )
 
@@ -424,7 +354,7 @@ class _Prices:
         exchanges = ((gather_ps, forward_ps), (gather_ps + reduce_ps, backward_ps))
         return sum(max(0, ps - compute_ps) if plan.overlap_data else ps for ps, compute_ps in exchanges)
 
-    def update(self, stage: int, times: _Stage) -> tuple[int, int]:
+    def update(self, stage: int, times: PartTime) -> tuple[int, int]:
         """Price the end of a step: the exchange of gradients and parameters between replicas, and the optimizer."""
         plan, states = self.plan, self.states
         parts = ((plan.stage_parameters(stage), self.data_group), (plan.stage_experts(stage), self.expert_data_group))
