@@ -326,7 +326,8 @@ HOW = """\
   All stand, with their sources, in one file, `simparallel/machine/achieved.py` (sha256 `{digest}`).
 * **Software**: Megatron-LM runs fused kernels; PyTorch's FSDP runs a kernel for each op, and the loss in float32.
 * **Collectives** of tensor parallelism and between replicas are those that NCCL chooses on a DGX. Messages between
-  stages, the bubble and the update are added, each by its formula. What overlaps is a setting of the plan.
+  stages and the update are added, each by its formula, and the bubble by the clock of the schedule. What overlaps is a
+  setting of the plan.
 * **Attention** is counted in full, as in the publications' own formulas; a fused kernel skips the masked half.
 
 ## How good it is

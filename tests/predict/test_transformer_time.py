@@ -52,8 +52,7 @@ def test_utilisation_is_flops_over_time(plan):
     assert time.tensor_ps > 0 if plan.tensor > 1 and not plan.overlap_tensor else time.tensor_ps >= 0
     assert (time.messages_ps > 0, time.bubble_ps > 0) == (plan.pipeline > 1,) * 2
     assert time.data_ps >= 0
-    if plan.data == 1 and plan.pipeline == 1:
-        assert time.data_ps == 0
+    assert (time.data_ps > 0) == (plan.world_size > 1)
 
 
 @given(plans())
@@ -142,8 +141,8 @@ def test_bubble_of_equal_stages():
 
 @given(st.sampled_from([2, 3, 4]), st.integers(1, 4), st.sampled_from([1, 2, 4]))
 def test_bubble_is_that_of_the_schedule(ranks, rounds, chunks):
-    """The formula beside the clock of the schedule; table and head are small beside 48 blocks."""
-    shape, count = replace(SHAPE, num_layers=48, vocabulary=1), rounds * ranks
+    """Table and head are small beside the blocks, so the parts of the model are nearly equal."""
+    shape, count = replace(SHAPE, num_layers=480, vocabulary=1), rounds * ranks
     time = predict(TrainingPlan(shape, pipeline=ranks, chunks=chunks, num_micro_batches=count))
     schedule = sp.pipeline_schedule("1f1b" if chunks == 1 else "interleaved_1f1b", ranks, count, chunks=chunks)
     ideal = count * chunks * (1 + 2)
@@ -154,7 +153,7 @@ def test_bubble_is_that_of_the_schedule(ranks, rounds, chunks):
 
 
 def test_recomputation_adds_a_forward_pass():
-    plan = TrainingPlan(SHAPE, tensor=2, micro_batch=2)
+    plan = TrainingPlan(replace(SHAPE, has_bias=False), tensor=2, micro_batch=2)
     none, full = (predict(replace(plan, recompute=recompute)) for recompute in ("none", "full"))
     # Six all-reduces of each block instead of four, and one of the table, one of the head; those of the loss are small.
     assert (full.tensor_ps - none.tensor_ps) * (4 * 12 + 2) == pytest.approx(none.tensor_ps * 2 * 12, rel=0.05)
