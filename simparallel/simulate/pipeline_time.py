@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
-from simparallel.clock.solver import solve
-from simparallel.parallel.pipeline.timing import ScheduleGraph
+from simparallel.parallel.pipeline.action import Action
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, looped_schedule
 
@@ -39,6 +38,8 @@ class PassTime(NamedTuple):
         return PassTime(count * device_ps, count * host_ps, late_ps + (count - 1) * max(device_ps, host_ps))
 
 
+# After so many rounds, a pipeline of 1F1B has a steady state.
+_ROUNDS = 4
 # Forward, gradients of inputs, and those of weights if they are computed apart.
 Passes = tuple[PassTime, PassTime, PassTime]
 
@@ -48,8 +49,8 @@ def clocked(
 ) -> int:
     """Return the time of a schedule by its own clock [ps].
 
-    Of 1F1B the clock runs three rounds of as many micro-batches as there are stages; all further ones take as long as
-    the third.
+    Of 1F1B the clock runs some rounds of as many micro-batches as there are stages; all further ones take as long as
+    the last of these, and no less than the busiest device or interpreter works.
 
     Args:
         plan: the model, and how it is cut.
@@ -76,10 +77,12 @@ def clocked(
     def makespan(count: int) -> int:
         return _makespan(name, p, count, v, tuple(passes), message_ps // 2, begin)
 
-    rounds = m // p - 3 if name == "1f1b" and (v == 1 or m % p == 0) else 0
-    if rounds > 0:
-        three_ps = makespan(m - rounds * p)
-        time_ps = three_ps + rounds * (three_ps - makespan(m - (rounds + 1) * p))
+    more = m // p - _ROUNDS if name == "1f1b" and (v == 1 or m % p == 0) else 0
+    if more > 0:
+        time_ps = makespan(m - more * p)
+        time_ps += more * (time_ps - makespan(m - (more + 1) * p))
+        busy = [PassTime(*map(sum, zip(*chain(*passes[rank::p]), strict=True))) for rank in range(p)]
+        time_ps = max(time_ps, m * max(work.device_ps if begin is None else max(work[:2]) for work in busy))
     else:
         time_ps = makespan(m)
     return time_ps - rest_ps
@@ -95,29 +98,33 @@ def _makespan(
     message_ps: int,
     begin: PassTime | None,
 ) -> int:
-    graph = copy(_tasks(name, ranks, microbatches, chunks, begin is not None))
-    kinds = [
+    works = [
         {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)} for forward, inputs, weights in passes
     ]
-    each = [kinds[action.stage][action.kind] for _, _, action in graph.each]
-    hosts = []
-    if begin is not None:
-        hosts = [begin.device_ps, *[begin.host_ps] * ranks]
-        hosts += [ps for work in each for ps in (work.late_ps - work.device_ps, work.host_ps)]
-    devices = [work.device_ps for work in each]
-    graph.durations = devices + [message_ps] * (len(graph) - len(devices) - len(hosts)) + hosts
-    return solve(graph).makespan
+    if begin is None:
+        begin = PassTime()
+        works = [{kind: PassTime.of(work.device_ps) for kind, work in each.items()} for each in works]
+    devices, hosts = [begin.device_ps] * ranks, [begin.host_ps] * ranks
+    order = _order(name, ranks, microbatches, chunks)
+    ends = [0] * len(order)
+    for task, rank, (stage, kind, _), sources in order:
+        device_ps, host_ps, late_ps = works[stage][kind]
+        start_ps = devices[rank]
+        for source in sources:
+            start_ps = max(start_ps, ends[source] + message_ps)
+        ends[task] = devices[rank] = max(start_ps + device_ps, hosts[rank] + late_ps)
+        hosts[rank] += host_ps
+    return max(devices + hosts)
 
 
 @lru_cache(maxsize=64)
-def _tasks(name: str, ranks: int, microbatches: int, chunks: int, has_hosts: bool) -> ScheduleGraph:
-    """Return the tasks of a schedule without their times, and after them those of its interpreters."""
+def _order(name: str, ranks: int, microbatches: int, chunks: int) -> list[tuple[int, int, Action, list[int]]]:
+    """Return the actions in topological order: its task, rank, the action, and tasks whose messages it receives."""
     graph = looped_schedule(name, ranks, microbatches, chunks).graph()
-    if has_hosts:
-        device, *hosts = (graph.add(0, []) for _ in range(1 + ranks))
-        for task, (rank, _, _) in enumerate(graph.each):
-            # The device ends no earlier than `late_ps` after the interpreter began.
-            graph.before[task] += [device, graph.add(0, [hosts[rank]])]
-            hosts[rank] = graph.add(0, [hosts[rank]])
-    _ = graph.after  # copies share it
-    return graph
+    count = len(graph.each)
+    graph.durations = [1] * count + [0] * (len(graph) - count)
+    found = []
+    for task in sorted(range(count), key=graph.times.starts.__getitem__):
+        rank, _, action = graph.each[task]
+        found.append((task, rank, action, [graph.before[m][0] for m in graph.before[task] if m >= count]))
+    return found

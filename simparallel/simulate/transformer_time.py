@@ -157,7 +157,9 @@ def step_time(
     is_split = schedule not in FORMULAS and any(
         "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
     )
-    priced = {part: price.stage(first, is_split) for first, alike in flat.like_stages.items() for part in alike}
+    priced: dict[int, tuple[PartTime, Passes]] = {}
+    for first, alike in flat.like_stages.items():
+        priced |= dict.fromkeys(alike, price.stage(first, is_split))
     parts, passes = zip(*[priced[part] for part in range(flat.pipeline)], strict=True)
     stages = [PartTime(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)]
     own = max(stages, key=lambda each: each.sum_ps)

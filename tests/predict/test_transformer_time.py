@@ -14,8 +14,9 @@ from test_transformer_memory import plans
 import simparallel as sp
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PRESETS, describe
+from simparallel.simulate.pipeline_time import PassTime, clocked
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
-from simparallel.simulate.transformer_memory import MEGATRON_ADAM
+from simparallel.simulate.transformer_memory import MEGATRON_ADAM, looped_schedule
 from simparallel.simulate.transformer_time import Efficiency, step_time
 
 SHAPE = GPTShape(num_layers=12, width=768, num_heads=12, length=512, vocabulary=5000)
@@ -150,6 +151,25 @@ def test_bubble_is_that_of_the_schedule(ranks, rounds, chunks):
     assert time.bubble_ps / (time.compute_ps + time.messages_ps) == pytest.approx(
         schedule.cost(1, 2, 0).makespan / ideal - 1, rel=0.02
     )
+
+
+TIMES = st.tuples(*[st.builds(PassTime.of, st.integers(1, 9), st.integers(0, 9))] * 3)
+
+
+@given(st.data(), st.sampled_from(["gpipe", "1f1b", "zb_h1"]), st.integers(2, 4), st.integers(1, 4))
+def test_clock_of_devices_is_that_of_the_schedule(data, name, ranks, rounds):
+    chunks = 1 if name == "zb_h1" else data.draw(st.integers(1, 2))
+    passes = data.draw(st.lists(TIMES, min_size=ranks * chunks, max_size=ranks * chunks))
+    shape, message = replace(SHAPE, num_layers=48), data.draw(st.integers(0, 5))
+    plan = TrainingPlan(shape, pipeline=ranks, chunks=chunks, num_micro_batches=rounds * ranks, overlap_messages=True)
+    each = [[work.device_ps for work in kind] for kind in zip(*passes, strict=True)]
+    made = looped_schedule(name, ranks, rounds * ranks, chunks)
+    alone = clocked(plan, name, passes, 2 * message)
+    assert alone == made.cost(*each, message).makespan
+    # With interpreters a step takes longer, at least as long as the busiest one.
+    hosted = clocked(plan, name, passes, 2 * message, PassTime.of(3, 2))
+    busy = (sum(work.host_ps for part in passes[rank::ranks] for work in part) for rank in range(ranks))
+    assert hosted >= max(alone + 3, 2 + rounds * ranks * max(busy))
 
 
 def test_recomputation_adds_a_forward_pass():

@@ -86,6 +86,7 @@ def test_closed_form_and_dry_run_of_a_few_plans():
 
 
 @pytest.mark.matrices
+@pytest.mark.timeout(600)
 def test_closed_form_and_dry_run_of_50_plans():
     check(50, seed=2)
 
