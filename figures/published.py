@@ -305,12 +305,12 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 ```
 
 ```
-174.6 billion parameters on 384 GPUs: 75.0 s a step
-bubble 2.7%, MFU 37.7%, HFU 50.2%
+174.6 billion parameters on 384 GPUs: 75.1 s a step
+bubble 2.7%, MFU 37.6%, HFU 50.1%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
 dgx-a100: 75.2 s, MFU 37.6%
-dgx-h100: 28.5 s, MFU 31.3%
-h200-8: 27.6 s, MFU 32.2%
+dgx-h100: 28.6 s, MFU 31.2%
+h200-8: 27.7 s, MFU 32.1%
 ascend910b-8: 61.3 s, MFU 38.2%
 ```
 """
@@ -326,7 +326,8 @@ HOW = """\
   All stand, with their sources, in one file, `simparallel/machine/achieved.py` (sha256 `{digest}`).
 * **Software**: Megatron-LM runs fused kernels; PyTorch's FSDP runs a kernel for each op, and the loss in float32.
 * **Collectives** of tensor parallelism and between replicas are those that NCCL chooses on a DGX. Messages between
-  stages, the bubble and the update are added, each by its formula. What overlaps is a setting of the plan.
+  stages and the update are added, each by its formula, and the bubble by the clock of the schedule. What overlaps is a
+  setting of the plan.
 * **Attention** is counted in full, as in the publications' own formulas; a fused kernel skips the masked half.
 
 ## How good it is

@@ -260,17 +260,16 @@ def worst_memory(
         keeps_gradients: whether gradients have memory between the steps; otherwise each chunk makes its own in its
             first backward pass.
     """
-    without, kinds = replace(states, gradient=0), []
+    kept, kinds = states if keeps_gradients else replace(states, gradient=0), []
+    # Replicas share no activations.
+    alone = replace(plan, zero_stage=0)
     # Of equal stages the first holds most: more of its micro-batches are in flight.
     for stage in plan.like_stages:
-        whole, rest = state_bytes(plan, stage, states), state_bytes(plan, stage, without)
-        for done in (None,) if keeps_gradients else (0, 1):
-            held = activation_bytes(plan, stage, schedule, software, done)
-            kinds.append({
-                "states": round(whole if done != 0 or plan.chunks > 1 else rest),
-                "activations": round(held),
-                "gathered": round(gathered_bytes(plan, stage, states)),
-            })  # fmt: skip
+        kinds.append({
+            "states": round(state_bytes(plan, stage, kept)),
+            "activations": round(activation_bytes(alone, stage, schedule, software, keeps_gradients)),
+            "gathered": round(gathered_bytes(plan, stage, states)),
+        })  # fmt: skip
     return max(kinds, key=lambda kind: sum(kind.values()))
 
 

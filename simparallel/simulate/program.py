@@ -34,7 +34,8 @@ def decoder(shape: TransformerShape, recompute: bool = False, dtype: Any = np.fl
 def runnable(plan: TrainingPlan) -> TrainingPlan | None:
     """Return the plan as `train` runs it, or None if it cannot.
 
-    Replicas exchange their gradients after the last backward pass, and nothing is cut along the sequence.
+    Replicas exchange their gradients after the last backward pass, messages are sent while stages compute, and nothing
+    is cut along the sequence.
     """
     shape = plan.shape.full
     is_known = not (shape.num_experts or shape.kv_rank or plan.zero_stage) and plan.context == 1
@@ -46,7 +47,7 @@ def runnable(plan: TrainingPlan) -> TrainingPlan | None:
         or shape.vocabulary % plan.tensor
     ):
         return None
-    return replace(plan, sequence_parallel=False, overlap_data=False)
+    return replace(plan, sequence_parallel=False, overlap_data=False, overlap_messages=True)
 
 
 def train(plan: TrainingPlan, schedule: str = "1f1b", tokens: np.ndarray | None = None, steps: int = 1) -> list[Any]:

@@ -224,6 +224,7 @@ class TrainingPlan:
         zero_stage: what replicas share: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters.
         overlap_tensor: whether all-reduces of the backward pass run beside the gradients of weights.
         overlap_data: whether the exchange of parameters and gradients runs beside compute.
+        overlap_messages: whether the interleaved schedule computes while it sends; others always do.
         context: devices that share each sequence; keys and values go round (ring attention).
         expert: devices that share the experts; it divides `data` × `context`.
         item_bytes: bytes of an activation.
@@ -245,6 +246,7 @@ class TrainingPlan:
     zero_stage: int = 0
     overlap_tensor: bool = False
     overlap_data: bool = False
+    overlap_messages: bool = False
     context: int = 1
     expert: int = 1
     item_bytes: int = 2
@@ -301,14 +303,15 @@ class TrainingPlan:
 
     def count_layers(self, stage: int) -> tuple[int, int]:
         """Return the number of dense and of sparse blocks of a device."""
-        dense, all_layers = 0, 0
+        parts = [self.part_layers(part) for part in range(stage, self.pipeline * self.chunks, self.pipeline)]
+        return sum(dense for dense, _ in parts), sum(sparse for _, sparse in parts)
+
+    def part_layers(self, part: int) -> tuple[int, int]:
+        """Return the number of dense and of sparse blocks of a part of the model, for one chunk of a device."""
         each, more = divmod(self.shape.num_layers, self.pipeline * self.chunks)
-        for part in range(stage, self.pipeline * self.chunks, self.pipeline):
-            first = part * each + min(part, more)
-            last = first + each + (part < more)
-            all_layers += last - first
-            dense += max(0, min(last, self.shape.num_dense) - first)
-        return (dense, all_layers - dense) if self.shape.num_experts else (all_layers, 0)
+        first, count = part * each + min(part, more), each + (part < more)
+        dense = min(max(0, self.shape.num_dense - first), count) if self.shape.num_experts else count
+        return dense, count - dense
 
     @cached_property
     def like_stages(self) -> dict[int, list[int]]:

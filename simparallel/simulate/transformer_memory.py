@@ -6,16 +6,17 @@ Model states: Rajbhandari et al. 2020, "ZeRO: memory optimizations toward traini
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError
-from simparallel.parallel.pipeline.action import read_cell
+from simparallel.parallel.pipeline.action import FORWARD, INPUT_GRADIENT, read_cell
 from simparallel.parallel.pipeline.rules import LOOP
 from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
+from simparallel.simulate.eager_memory import EagerStage, Part, joined
 from simparallel.simulate.transformer import TrainingPlan, check_zero_stage
 
 # The schedules whose time and memory are formulas.
@@ -65,26 +66,48 @@ def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b")
     Args:
         plan: shape of the model, and how it is cut.
         stage: number of the stage, from 0.
-        schedule: "gpipe"; "1f1b", interleaved if the plan has several chunks a device; or another looped schedule of
-            `pipeline_schedule`, which holds what its own list says.
+        schedule: a looped schedule of `pipeline_schedule`; "1f1b" is interleaved if the plan has several chunks a
+            device.
 
     Raises:
         InputError: no such stage or schedule.
     """
+    return _peak(plan, stage, schedule, lambda part, kind, _: _kept(kind, sum(plan.part_layers(part))))
+
+
+def _peak(plan: TrainingPlan, stage: int, schedule: str, work: Callable[[int, str, bool], Part]) -> Fraction:
+    """Return the most that a stage holds of what its actions hold and free.
+
+    Args:
+        plan, stage, schedule: see `activation_bytes`.
+        work: returns it, from a part of the model, the kind of an action, and whether it is not the first one.
+    """
     _check_stage(plan, stage)
-    p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
+    p, v, count = plan.pipeline, plan.chunks, plan.num_micro_batches
     if schedule == "1f1b":
-        chunks = min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1 if v > 1 else p - stage)
-    else:
-        chunks = sum(_chunks_in_flight(plan, chunk * p + stage, schedule) for chunk in range(v))
-    return Fraction(chunks * sum(plan.count_layers(stage)), v)
+        # The interleaved schedule has equal rounds; of more than three, all are alike.
+        count += -count % p if v > 1 and count % max(1, count // p) else 0
+        count = count if v > 1 and count % p else min(count, 3 * p)
+    actions = _stage_actions(schedule, p, count, v, stage)
+    made = {action: work(*action) for action in dict.fromkeys(actions)}
+    return Fraction(joined(*[made[action] for action in actions]).peak)
 
 
-def _chunks_in_flight(plan: TrainingPlan, chunk: int, schedule: str) -> int:
-    """Return how many micro-batches' activations one chunk of the model holds at once; the last one under 1F1B one."""
-    if schedule in FORMULAS:
-        return plan.num_micro_batches if schedule == "gpipe" else 1
-    return looped_schedule(schedule, plan.pipeline, plan.num_micro_batches, plan.chunks).live_of(chunk)
+@lru_cache(maxsize=1024)
+def _stage_actions(name: str, ranks: int, microbatches: int, chunks: int, stage: int) -> list[tuple[int, str, bool]]:
+    """Return the actions of a stage: part of the model, kind, and whether it is not the first one of its kind."""
+    seen: set[tuple[int, str]] = set()
+    found = []
+    for cell in looped_schedule(name, ranks, microbatches, chunks).actions[stage]:
+        for part, kind, _ in read_cell(cell, name):
+            found.append((part, kind, (part, kind) in seen))
+            seen.add((part, kind))
+    return found
+
+
+def _kept(kind: str, size: Fraction | int) -> Fraction | int:
+    """Return what an action holds or frees, if all is kept from the forward pass to the end of the backward pass."""
+    return {FORWARD: size, INPUT_GRADIENT: 0}.get(kind, -size)
 
 
 @lru_cache(maxsize=64)
@@ -92,12 +115,13 @@ def looped_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Sc
     """Return a schedule whose stages are on rank `stage` mod `ranks`, as `TrainingPlan` has them.
 
     Args:
-        name, ranks, microbatches, chunks: see `pipeline_schedule`.
+        name, ranks, microbatches, chunks: see `pipeline_schedule`; "1f1b" and "gpipe" take several chunks, too.
 
     Raises:
         InputError: an unknown schedule, one with another placement of the stages, or not for these numbers.
     """
-    made = pipeline_schedule("interleaved_1f1b" if name == "1f1b" and chunks > 1 else name, ranks, microbatches, chunks)
+    interleaved = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"} if chunks > 1 else {}
+    made = pipeline_schedule(interleaved.get(name, name), ranks, microbatches, chunks)
     if made.placement != LOOP:
         raise InputError(
             f"schedule={name!r} has a placement {made.placement!r} of its stages; a transformer is predicted with "
@@ -149,125 +173,45 @@ def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False, software
     return Fraction(shared * tokens, whole) + (cut + scores) * tokens
 
 
+@lru_cache(maxsize=4096)
 def activation_bytes(
-    plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b", software: str = "fused", done: int | None = None
+    plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b", software: str = "fused", keeps_gradients: bool = True
 ) -> Fraction:
     """Return the peak activation bytes that a device of a stage keeps for the backward pass.
 
     Beside the blocks, the first stage stores the mask of the embedding's dropout for each micro-batch in flight, and
     the last one the inputs of norm and output layer and the float32 logits: sbh(4 + 4V/h), divided as in section 4.3 of
-    Korthikanti et al. 2022. On eager software it also holds what a backward pass needs for a while,
-    and each stage its results until their gradients come.
+    Korthikanti et al. 2022. On eager software it also holds what its passes need for a while (`EagerStage`).
 
     Args:
         plan: shape of the model, and how it is cut.
         stage: number of the stage, from 0.
-        schedule: "gpipe"; "1f1b", interleaved if the plan has several chunks a device; or another looped schedule of
-            `pipeline_schedule`, which holds what its own list says.
+        schedule: a looped schedule of `pipeline_schedule`; "1f1b" is interleaved if the plan has several chunks a
+            device.
         software: of the device, see `DeviceSpec`.
-        done: backward passes of chunks that are over, where gradients have no memory before; None where they always
-            have.
+        keeps_gradients: whether gradients have memory between the steps. Otherwise each part of the model makes its own
+            in its first backward pass, and on eager software they are a part of the result.
 
     Raises:
         InputError: no such stage or schedule.
     """
-    held = layers_in_flight(plan, stage, schedule)
-    shape, t = plan.shape, plan.tensor
-    tokens, h = plan.tokens, shape.width
-    whole = t if plan.sequence_parallel else 1
-    dense, sparse = plan.count_layers(stage)
-    each = dense * layer_activation_bytes(plan, software=software)
-    each += sparse and sparse * layer_activation_bytes(plan, True, software)
-    in_flight = min(held / (dense + sparse), plan.num_micro_batches - Fraction(done or 0, plan.chunks))
-    size = in_flight * each
     if software == "eager":
-        return _eager_peak(plan, stage, schedule, Fraction(each, plan.chunks), in_flight * plan.chunks, done)
-    if stage == 0 and shape.has_dropout:
-        masks = plan.num_micro_batches if schedule == "gpipe" else min(plan.num_micro_batches, plan.pipeline)
-        size += Fraction(tokens * h * masks, whole)
-    if stage == plan.pipeline - 1:
-        size += Fraction(2 * plan.item_bytes * tokens * h, whole) + Fraction(4 * tokens * shape.vocabulary, t)
-    return size
-
-
-def _eager_peak(
-    plan: TrainingPlan, stage: int, schedule: str, chunk_bytes: Fraction, held: Fraction, done: int | None
-) -> Fraction:
-    """Return the peak of activations and gradients beside those of the parameters, on eager software.
-
-    Backward makes the gradient of a weight before it adds it to the sum so far, and frees an activation after the
-    gradient that needs it. The last stage has its logits in float32, and keeps their logarithms.
-
-    Args:
-        plan, stage, schedule, done: see `activation_bytes`.
-        chunk_bytes: what the blocks of a chunk keep of one micro-batch.
-        held: number of chunks that are kept.
-    """
-    shape, t, item, tokens, h = plan.shape, plan.tensor, plan.item_bytes, plan.tokens, plan.shape.width
-    stages, inner, wide = plan.pipeline * plan.chunks, shape.full.mlp_width // t, 1 + shape.is_gated
-    own = Fraction(item * tokens * h, t if plan.sequence_parallel else 1)
-    table = Fraction(item * shape.vocabulary * h, t)
-    # The feed-forward part: the gradients of its second weight, of a gate, or of its first weight.
-    first_weight = wide * inner * (h - tokens)
-    again = plan.recompute == "full"
-    if again:
-        # A recomputed block delivers the gradients of its weights together. Its input is kept already.
-        recomputed = layer_activation_bytes(replace(plan, recompute="none"), software="eager") - own
-        block = own + max(
-            recomputed + item * (inner * h + max(2 * inner * tokens * int(shape.is_gated), first_weight)),
-            item * plan.layer_parameters + 2 * own,
-        )
-    else:
-        block = own + item * max(inner * h, 2 * inner * tokens * int(shape.is_gated), first_weight)
-    if not held:
-        # The last block in backward; it has no gradients of weights yet, and neither has the table.
-        first = plan.layer_parameters * item + table * (stage == 0 and (plan.pipeline > 1 or not shape.is_tied))
-        return max(Fraction(0), chunk_bytes * plan.chunks / sum(plan.count_layers(stage)) + block - first)
-    is_last = stage == plan.pipeline - 1
-    logits = Fraction(4 * tokens * shape.vocabulary, t)
-    backward_of_head = item * logits / 4 + table + own - logits
-    result = item * tokens * h
-    if schedule not in FORMULAS or (plan.chunks > 1 and done is not None):
-        # Between the gradients of inputs and of weights: the inputs of all products, the gradients of their results.
-        late, size, peaks = _late_bytes(plan, stage), Fraction(0), [Fraction(0)]
-        made = looped_schedule(schedule, plan.pipeline, plan.num_micro_batches, plan.chunks)
-        weights = item * plan.layer_parameters * sum(plan.count_layers(stage)) / plan.chunks
-        chunks = range(stage, stages, plan.pipeline)
-        absent: dict[int, Fraction] = dict.fromkeys(chunks, Fraction(weights) if done is not None else Fraction(0))
-        for action in chain.from_iterable(read_cell(text, schedule) for text in made.actions[stage]):
-            is_end = int(action.stage == stages - 1)
-            whole = chunk_bytes + (2 * own + logits if is_end else result)
-            kept, before = late + (item * logits / 4 + own) * is_end, size
-            size += {"F": whole, "I": kept - whole, "W": -kept, "B": -whole}[action.kind]
-            extra = {
-                "F": logits * is_end, "I": block + kept - late, "B": block - logits * is_end,
-                "W": max(Fraction(item * wide * inner * h), table * is_end),
-            }[action.kind]  # fmt: skip
-            peaks.append(max(before, size) + extra - sum(absent.values()))
-            if action.kind in "WB":
-                layer = weights / (layers := Fraction(sum(plan.count_layers(stage)), plan.chunks))
-                layer *= absent[action.stage] > 0
-                absent[action.stage] = Fraction(0)
-                # The first block of the chunk, which goes back last.
-                last = size + chunk_bytes / layers + block - layer
-                peaks.append(last - sum(absent.values()) if action.kind == "B" else Fraction(0))
-        return max(peaks)
-    tail = min(int(held), _chunks_in_flight(plan, stages - 1, schedule)) if is_last else 0
-    kept = held * chunk_bytes + tail * (2 * own + logits) + (held - tail) * result
-    peaks = [kept + block - logits * (tail > 0)]
-    if tail:
-        peaks.append(kept + max(logits, backward_of_head))
-    if stage == 0:
-        peaks.append(kept - chunk_bytes + table + own)
-    return max(peaks)
-
-
-def _late_bytes(plan: TrainingPlan, stage: int) -> Fraction:
-    """Return the bytes that a chunk keeps of one micro-batch for the gradients of its weights alone."""
+        whole = replace(plan, recompute="none")
+        eager = EagerStage(plan, [int(layer_activation_bytes(whole, sparse, software)) for sparse in (False, True)])
+        return _peak(plan, stage, schedule, lambda part, kind, seen: eager.work(part, kind, seen or keeps_gradients))
     shape, t = plan.shape, plan.tensor
-    each, own = shape.attention_weights(t) + shape.mlp_weights(shape.full.mlp_width, t), plan.shape.width
-    features = sum(weight.inner + weight.columns for weight in each) + 4 * own
-    return Fraction(plan.item_bytes * plan.tokens * features * sum(plan.count_layers(stage)), plan.chunks)
+    row = Fraction(plan.tokens * shape.width, t if plan.sequence_parallel else 1)
+    each = [layer_activation_bytes(plan, sparse, software) for sparse in (False, True)]
+
+    def work(part: int, kind: str, _: bool) -> Fraction | int:
+        size = sum(count * bytes_ for count, bytes_ in zip(plan.part_layers(part), each, strict=True))
+        if part == 0 and shape.has_dropout:
+            size += row
+        if part == plan.pipeline * plan.chunks - 1:
+            size += 2 * plan.item_bytes * row + Fraction(4 * plan.tokens * shape.vocabulary, t)
+        return _kept(kind, size)
+
+    return _peak(plan, stage, schedule, work)
 
 
 def state_bytes(plan: TrainingPlan, stage: int = 0, states: ModelStates = MIXED_ADAM) -> Fraction:

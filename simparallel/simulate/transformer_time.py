@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine import achieved
 from simparallel.machine.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.machine.device import ISSUE, DeviceWork
 from simparallel.machine.products import MatrixUnits
-from simparallel.parallel.pipeline.action import Action
+from simparallel.simulate.pipeline_time import Passes, PassTime, clocked
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 from simparallel.simulate.transformer_work import attention, of_bytes, runs_by_op, stage_work
 
-# A pipeline has a steady state after so many times as many micro-batches as stages.
-_ROUNDS = 2
 # A device of which nothing but its peak is known: products of every shape reach the same share.
 ANY_SHAPE = MatrixUnits(*achieved.ANY_SHAPE)
 
@@ -132,10 +129,8 @@ def step_time(
 ) -> StepTime:
     """Predict the time of one training step.
 
-    With a pipeline of p stages, v chunks and m micro-batches, a step lasts m times the slowest stage, plus 1/v of
-    the sum of the other stages; where p does not divide m, the interleaved schedule waits (v - 1)(p - m mod p) chunks
-    more (Narayanan et al. 2021, section 2.2; Calculon's llm.py). Messages between stages are divided by the tensor
-    group (section 4.1). Other schedules than GPipe and 1F1B take the time of their own clock.
+    A pipeline takes the time of its schedule's clock (`clocked`). Messages between stages are divided by the tensor
+    group (Narayanan et al. 2021, section 4.1), or whole if that is faster.
 
     Args:
         plan: the model, and how it is cut.
@@ -154,36 +149,29 @@ def step_time(
             f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
             f"{plan.world_size}."
         )
-    price = _Prices(plan, efficiency.achieved(cluster), states)
-    # A formula, which no clock runs: tests compare it with the clock of the schedule, and with published steps.
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
-    alike = plan.like_stages
+    achieved_cluster = efficiency.achieved(cluster)
+    # A part of the model is priced as a stage of its own.
+    flat = replace(plan, pipeline=p * v, chunks=1) if p > 1 else plan
+    price = _Prices(flat, achieved_cluster, states)
     is_split = schedule not in FORMULAS and any(
         "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
     )
-    stages = {stage: price.stage(stage, is_split) for stage in alike}
-    slowest = max(stages, key=lambda stage: stages[stage].sum_ps)
-    own = stages[slowest]
-    all_ps = sum(len(alike[stage]) * stages[stage].sum_ps for stage in alike)
-    messages_ps = m * own.messages_ps
-    if p > 1 and v == 1 and schedule in FORMULAS:
-        each = [0] * p
-        for first, like in alike.items():
-            for stage in like:
-                each[stage] = stages[first].sum_ps - stages[first].messages_ps
-        waiting_ps = _pipelined(each, own.messages_ps, m, schedule == "1f1b")
-        bubble = Fraction(_pipelined(each, 0, m, schedule == "1f1b") - m * max(each))
-        messages_ps = waiting_ps - round(bubble) - m * max(each)
-    elif p == 1 or schedule in FORMULAS:
-        bubble = Fraction(all_ps - own.sum_ps, v) + Fraction((v - 1) * (-m % p) * own.sum_ps, v)
-    else:
-        ideal_ps = m * (own.sum_ps - own.messages_ps)
-        bubble = Fraction(_clocked(plan, schedule, stages, 0) - ideal_ps)
-        messages_ps = _clocked(plan, schedule, stages, own.messages_ps) - ideal_ps - round(bubble)
-    data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in stages), key=sum)
-    device_ps = m * (own.sum_ps - own.messages_ps) + messages_ps + bubble + optimizer_ps
-    host_ps = max(0, round(_hosted(plan, schedule, stages, _Work.of(optimizer_ps, 2 * price.issue_ps), device_ps)))
-    seconds = (device_ps + host_ps + data_ps) / PS_PER_S
+    priced: dict[int, tuple[PartTime, Passes]] = {}
+    for first, alike in flat.like_stages.items():
+        priced |= dict.fromkeys(alike, price.stage(first, is_split))
+    parts, passes = zip(*[priced[part] for part in range(flat.pipeline)], strict=True)
+    stages = [PartTime(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)]
+    own = max(stages, key=lambda each: each.sum_ps)
+    ideal_ps, message_ps = m * (own.sum_ps - own.messages_ps), own.messages_ps // v
+    alone_ps, device_ps = (clocked(plan, schedule, passes, ps) for ps in (0, message_ps))
+    price = _Prices(plan, achieved_cluster, states)
+    data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum)
+    # The interpreter reads the loss at the end of a step, so that it begins the next one together with the device. It
+    # starts the optimizer, all micro-batches, and the sum of the loss over replicas.
+    begin = PassTime.of(optimizer_ps, 2 * price.issue_ps)
+    host_ps = max(0, clocked(plan, schedule, passes, message_ps, begin) - device_ps - optimizer_ps)
+    seconds = (device_ps + host_ps + data_ps + optimizer_ps) / PS_PER_S
     peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
     mfu, hfu = (
         float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
@@ -196,8 +184,8 @@ def step_time(
         m * own.tensor_ps,
         m * own.context_ps,
         m * own.expert_ps,
-        messages_ps,
-        round(bubble),
+        device_ps - alone_ps,
+        alone_ps - ideal_ps,
         m * own.data_ps + data_ps,
         optimizer_ps,
         mfu,
@@ -205,38 +193,10 @@ def step_time(
     )
 
 
-class _Work(NamedTuple):
-    """Work that an interpreter starts op by op, while the device runs behind it.
+class PartTime(NamedTuple):
+    """The time of a part of the model, or of all parts of a device, for one micro-batch [ps].
 
-    Attributes:
-        device_ps, host_ps: the time that each takes alone.
-        late_ps: from the start of the interpreter to the end of the device, if this had nothing else to do.
-    """
-
-    device_ps: int = 0
-    host_ps: int = 0
-    late_ps: int = 0
-
-    @classmethod
-    def of(cls, device_ps: int, host_ps: int) -> _Work:
-        """Return that of one operation."""
-        return cls(device_ps, host_ps, device_ps)
-
-    def then(self, other: _Work) -> _Work:
-        late_ps = max(self.late_ps + other.device_ps, self.host_ps + other.late_ps)
-        return _Work(self.device_ps + other.device_ps, self.host_ps + other.host_ps, late_ps)
-
-    def repeated(self, count: int) -> _Work:
-        device_ps, host_ps, late_ps = self
-        return _Work(count * device_ps, count * host_ps, late_ps + (count - 1) * max(device_ps, host_ps))
-
-
-class _Stage(NamedTuple):
-    """The time of a stage for one micro-batch [ps].
-
-    Attributes:
-        backward_ps: a part of `compute_ps`.
-        passes: forward, gradients of inputs, and those of weights if they are computed apart.
+    `backward_ps` is a part of `compute_ps`.
     """
 
     compute_ps: int
@@ -246,88 +206,10 @@ class _Stage(NamedTuple):
     messages_ps: int
     data_ps: int
     backward_ps: int
-    passes: tuple[_Work, _Work, _Work]
 
     @property
     def sum_ps(self) -> int:
-        return sum(self[:-2])
-
-
-def _pipelined(each_ps: Sequence[int], message_ps: int, count: int, has_window: bool) -> int:
-    """Return the time of a pipeline with one stage a device [ps].
-
-    The longest of these chains: all micro-batches on one stage, between the way of the first one to it and of the last
-    one back; and under 1F1B, where stage s of p begins a micro-batch after the backward of the one p - s before, the
-    rounds of such a window from that stage to the last one and back.
-
-    Args:
-        each_ps: forward and backward of each stage [ps].
-        message_ps: a message and its reply [ps].
-        count: number of micro-batches.
-        has_window: whether the schedule is 1F1B, not GPipe.
-    """
-    all_ps, p = sum(each_ps) + message_ps * (len(each_ps) - 1), len(each_ps)
-    chains = [all_ps + (count - 1) * max(each_ps)]
-    for stage in range(p if has_window else 0):
-        around_ps = sum(each_ps[stage:]) + message_ps * (p - 1 - stage)
-        rounds, rest = divmod(count - 1, p - stage)
-        chains.append(all_ps + rounds * around_ps + rest * max(each_ps[stage:]))
-    return max(chains)
-
-
-def _clocked(
-    plan: TrainingPlan, schedule: str, stages: dict[int, _Stage], messages_ps: int, optimizer: _Work | None = None,
-    count: int | None = None,
-) -> int:  # fmt: skip
-    """Return the time of a schedule by its own clock [ps].
-
-    Args:
-        plan, schedule, stages: of the step.
-        messages_ps: messages of a micro-batch.
-        optimizer: what devices and their interpreters begin with; None for devices alone.
-        count: number of micro-batches; None for all.
-    """
-    made = looped_schedule(schedule, plan.pipeline, count or plan.num_micro_batches, plan.chunks)
-    # Stage -> kind of an action -> its work.
-    own: dict[int, dict[str, _Work]] = {}
-    for first, alike in plan.like_stages.items():
-        forward, inputs, weights = stages[first].passes
-        kinds = {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)}
-        own |= dict.fromkeys(alike, {k: _Work(*(ps // plan.chunks for ps in each)) for k, each in kinds.items()})
-
-    def work(action: Action) -> _Work:
-        return own[action.stage % plan.pipeline][action.kind]
-
-    graph = made.graph(lambda action: work(action).device_ps, messages_ps // (2 * plan.chunks))
-    if optimizer is not None:
-        device, *hosts = (graph.add(ps, []) for ps in (optimizer.device_ps, *[optimizer.host_ps] * plan.pipeline))
-        for task, (rank, _, action) in enumerate(graph.each):
-            each = work(action)
-            # The device ends no earlier than `late_ps` after the interpreter began.
-            graph.before[task] += [device, graph.add(each.late_ps - each.device_ps, [hosts[rank]])]
-            hosts[rank] = graph.add(each.host_ps, [hosts[rank]])
-    return max(graph.times.ends)
-
-
-def _hosted(plan: TrainingPlan, schedule: str, stages: dict[int, _Stage], optimizer: _Work, device_ps: Any) -> Any:
-    """Return how much longer than on the devices alone a step takes with interpreters [ps]; see `StepTime.host_ps`.
-
-    The interpreter reads the loss at the end of a step, so that it begins the next one together with the device. It
-    starts the optimizer, all micro-batches, and the sum of the loss over replicas.
-    """
-    p, m, first = plan.pipeline, plan.num_micro_batches, stages[0]
-    if p == 1:
-        forward, backward, weights = first.passes
-        return max(optimizer.then(forward.then(backward).then(weights).repeated(m))) - device_ps
-    if all(work.host_ps <= work.device_ps for stage in stages.values() for work in stage.passes):
-        # After the first pass, the interpreters are ahead.
-        begin = optimizer.then(first.passes[0])
-        return begin.late_ps - begin.device_ps
-    clock = partial(_clocked, plan, schedule, stages, first.messages_ps, optimizer)
-    # After some rounds of the stages, each further one takes the same time.
-    more = max(0, m // p - _ROUNDS)
-    end_ps = clock(m - more * p)
-    return end_ps + (more and more * (end_ps - clock(m - (more + 1) * p))) - device_ps
+        return sum(self[:-1])
 
 
 class _Prices:
@@ -346,17 +228,17 @@ class _Prices:
         self.next_stage, self.last_stage = stride, stride * (plan.pipeline - 1)
         self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
-    def kernels(self, kernels: Iterable[DeviceWork]) -> _Work:
+    def kernels(self, kernels: Iterable[DeviceWork]) -> PassTime:
         device_ps = host_ps = late_ps = 0
         for kernel in kernels:
             ps = picoseconds(self.cluster.device.device_s(kernel))
             device_ps, late_ps, host_ps = device_ps + ps, max(late_ps, host_ps) + ps, host_ps + self.issue_ps
-        return _Work(device_ps, host_ps, late_ps)
+        return PassTime(device_ps, host_ps, late_ps)
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
         return self.cluster.collective(op, round(size_bytes), tuple(group)).time_ps if len(group) > 1 else 0
 
-    def stage(self, stage: int, is_split: bool = False) -> _Stage:
+    def stage(self, stage: int, is_split: bool = False) -> tuple[PartTime, Passes]:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
         # All gradients of a product, or of a norm, are one operation, which starts once.
@@ -365,22 +247,27 @@ class _Prices:
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
         messages_ps = 0
         if plan.pipeline > 1:
-            # Each device sends its part to the next stage, whose tensor group puts it together.
+            # Each device sends its part to the next stage, whose tensor group puts it together; or all, if faster.
             message_ps = self.cluster.message(self.micro_batch_bytes // plan.tensor, 0, self.next_stage).time_ps
             if not plan.sequence_parallel:
-                message_ps += self.collective("all_gather", self.micro_batch_bytes, self.tensor_group)
-            messages_ps = 2 * plan.chunks * message_ps
-        exchange_ps, round_ps, is_end = self.exchange_ps(), self.round_ps(), stage in (0, plan.pipeline - 1)
+                whole_ps = self.cluster.message(self.micro_batch_bytes, 0, self.next_stage).time_ps
+                gather_ps = self.collective("all_gather", self.micro_batch_bytes, self.tensor_group)
+                message_ps = min(message_ps + gather_ps, whole_ps)
+            messages_ps = 2 * message_ps
+        round_ps, exchange_ps = self.round_ps(), self.exchange_ps()
 
-        def others(reduces: int, rounds: int, exchanges: int, more: int = 0, more_ps: int = 0) -> _Work:
-            """Return the collectives and messages between the kernels of a pass; `more`: the number of further ones."""
-            starts = reduces * (plan.tensor > 1) + rounds * (plan.context - 1) + exchanges * (plan.expert > 1)
-            device_ps = reduces * reduce_ps + rounds * round_ps + exchanges * exchange_ps + more_ps
-            return _Work.of(device_ps, (starts + more) * self.issue_ps)
+        def reduces(count: int, device_ps: int) -> PassTime:
+            """Return so many collectives of the tensor group, which take this time."""
+            return PassTime.of(device_ps, count * (plan.tensor > 1) * self.issue_ps)
+
+        def others(rounds: int, exchanges: int) -> PassTime:
+            """Return what passes between the devices of a context and of the experts."""
+            starts = rounds * (plan.context - 1) + exchanges * (plan.expert > 1)
+            return PassTime.of(rounds * round_ps + exchanges * exchange_ps, starts * self.issue_ps)
 
         tensor_ps = forward_ps = backward_ps = rounds = exchanges = 0
-        messages = (2 - (is_end and plan.chunks == 1)) * (plan.pipeline > 1)
-        forward, inputs, weights = others(0, 0, 0, messages), others(0, 0, 0, messages), _Work()
+        messages = (stage > 0) + (stage < plan.pipeline - 1)
+        forward, inputs, weights = *[PassTime.of(0, messages * self.issue_ps)] * 2, PassTime()
         for count, work in stage_work(plan, stage, self.states.gradient, device.software):
             first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
             later_ps = later.device_ps - joined_ps * len(work.weights)
@@ -393,23 +280,25 @@ class _Prices:
             tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
             rounds += count * work.rounds
             exchanges += count * work.exchanges
+            # A bias has no flops; its gradient starts with that of its weight, and all of an op together if they are
+            # not apart.
+            starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
+            later, sums = PassTime.of(later_ps, starts * self.issue_ps), reduces(len(work.sums), sums_ps)
+            # Sums are those of the loss, or of gradients.
+            first, later = (first.then(sums), later) if work.forward else (first, later.then(sums))
             # The forward pass of a block has two all-reduces, one round of keys and values, and two exchanges.
             shown, once, twice = min(work.shown, 2), min(work.rounds, 1), min(work.exchanges, 2)
-            forward = forward.then(first.then(others(shown, once, twice)).repeated(count))
-            more = (work.hidden + len(work.sums)) * (plan.tensor > 1), hidden_ps + sums_ps
-            between = others(work.shown - shown, work.rounds - once, work.exchanges - twice, *more)
-            if is_split:
-                # A bias has no flops; its gradient starts with that of its weight.
-                starts = sum(kernel.flops > 0 for kernel in work.weights)
-                weights = _Work.of(later_ps, starts * self.issue_ps).repeated(count).then(weights)
-            else:
-                # The gradients of an op start together.
-                between = _Work.of(later_ps, 0).then(between)
-            inputs = between.then(then).repeated(count).then(inputs)
-        data_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else 0
-        inputs = inputs.then(_Work.of(data_ps, 0))
-        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, data_ps
-        return _Stage(forward_ps + backward_ps, *times, backward_ps, (forward, inputs, weights))
+            first = first.then(reduces(shown, shown * reduce_ps)).then(others(once, twice))
+            again = work.shown - shown
+            then = reduces(again + work.hidden, again * reduce_ps + hidden_ps).then(then)
+            then = others(work.rounds - once, work.exchanges - twice).then(then)
+            forward = forward.then(first.repeated(count))
+            inputs = (then if is_split else later.then(then)).repeated(count).then(inputs)
+            weights = later.repeated(count).then(weights) if is_split else weights
+        before_ps, after_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else (0, 0)
+        forward, inputs = PassTime.of(before_ps).then(forward), inputs.then(PassTime.of(after_ps))
+        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, before_ps + after_ps
+        return PartTime(forward_ps + backward_ps, *times, backward_ps), (forward, inputs, weights)
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
@@ -433,8 +322,8 @@ class _Prices:
         beside_ps = self.kernels(attention(plan)[0]).device_ps // plan.context
         return (plan.context - 1) * max(0, message_ps - beside_ps)
 
-    def zero3(self, stage: int, forward_ps: int, backward_ps: int) -> int:
-        """Price what ZeRO-3 exchanges for one micro-batch: parameters in both passes, and gradients."""
+    def zero3(self, stage: int, forward_ps: int, backward_ps: int) -> tuple[int, int]:
+        """Price what ZeRO-3 exchanges in the passes of one micro-batch: parameters in both, gradients in the second."""
         plan, states = self.plan, self.states
         dense, sparse = plan.count_layers(stage)
         parts = (
@@ -448,10 +337,11 @@ class _Prices:
             sum(count * self.collective(op, size * each, group) for count, size, group in there)
             for op, each in (("all_gather", states.parameter), ("reduce_scatter", states.gradient))
         )
-        exchanges = ((gather_ps, forward_ps), (gather_ps + reduce_ps, backward_ps))
-        return sum(max(0, ps - compute_ps) if plan.overlap_data else ps for ps, compute_ps in exchanges)
+        if plan.overlap_data:
+            return max(0, gather_ps - forward_ps), max(0, gather_ps + reduce_ps - backward_ps)
+        return gather_ps, gather_ps + reduce_ps
 
-    def update(self, stage: int, times: _Stage) -> tuple[int, int]:
+    def update(self, stage: int, times: PartTime) -> tuple[int, int]:
         """Price the end of a step: the exchange of gradients and parameters between replicas, and the optimizer."""
         plan, states = self.plan, self.states
         parts = ((plan.stage_parameters(stage), self.data_group), (plan.stage_experts(stage), self.expert_data_group))
@@ -469,6 +359,8 @@ class _Prices:
             # The first and the last stage add their gradients of the token table.
             table = Fraction(plan.shape.vocabulary * plan.shape.width, plan.tensor)
             exchange_ps += self.collective("all_reduce", table * states.gradient, (0, self.last_stage))
+        # A step ends with the mean of the losses.
+        exchange_ps += self.collective("all_reduce", 8, range(plan.world_size))
         # The update reads and writes the optimizer's states, reads gradients twice, once for their norm, and writes
         # parameters.
         moved = 2 * states.optimizer + 2 * states.gradient + states.parameter

@@ -76,9 +76,13 @@ def stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: st
         lookup, scatter = of_bytes(2 * item * tokens * h), of_bytes((item + 2 * gradient_bytes) * tokens * h)
         dropout = [of_bytes((2 * item + 1) * own * h)] * shape.has_dropout
         work.insert(0, (1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
-    if is_by_op and shape.has_bias:
-        # One device adds the biases of the products that end a branch; their gradients travel together.
-        work.append((1, Pass([], [], [], 0, 0, sums=(2 * item * h * sum(plan.count_layers(stage)),))))
+    if is_by_op and (shape.has_bias or shape.has_query_norm):
+        # One device adds the biases of the products that end a branch, and each has its own heads of a norm. Their
+        # gradients travel together, those of a part of the model, or of a block that is recomputed.
+        each = item * 2 * (h * shape.has_bias + shape.full.head_size * shape.has_query_norm)
+        layers = sum(plan.count_layers(stage))
+        calls_count = layers if plan.recompute == "full" else plan.chunks
+        work.insert(0, (1, Pass([], [], [], 0, 0, sums=(each * layers // calls_count,) * calls_count)))
     if is_last and is_by_op:
         # The loss is computed in float32.
         cast = [(instance(Cast, "f4"), (tokens, vocabulary))] * (item < 4)

@@ -48,7 +48,7 @@ def drawn_plan(random):
                 read_config(config, random.choice([512, 1024, 2048])), random.choice([1, 1, 2, 4]), pipeline,
                 random.choice([1, 1, 2]), random.choice([1, 2, 4]), random.choice([1, 2, 3]) * pipeline, chunks,
                 recompute="none" if schedule == "zb_h1" else random.choice(["none", "none", "full"]),
-                item_bytes=random.choice([2, 2, 4]),
+                item_bytes=random.choice([2, 2, 4]), overlap_messages=True,
             )  # fmt: skip
         except InputError:
             continue
@@ -74,11 +74,9 @@ def check(count, seed):
     for number in range(count):
         plan, schedule, preset = drawn_plan(random)
         time, memory = errors(compared(plan, schedule, preset))
-        # Chunks, recomputed blocks and late gradients of weights have peaks of more kinds than the closed form knows.
-        limit = 0.05 if plan.chunks > 1 or plan.recompute == "full" or schedule == "zb_h1" else 0.02
         told = number, plan, schedule, preset, time, memory
-        assert time <= (0.04 if schedule == "zb_h1" else 0.03), told
-        assert memory <= limit, told
+        assert time <= 0.03, told
+        assert memory <= 0.02, told
         if number % 5 == 0:
             assert errors(compared(plan, schedule, preset, "plain"))[0] <= 0.05, (plan, schedule, preset)
 
@@ -88,6 +86,7 @@ def test_closed_form_and_dry_run_of_a_few_plans():
 
 
 @pytest.mark.matrices
+@pytest.mark.timeout(600)
 def test_closed_form_and_dry_run_of_50_plans():
     check(50, seed=2)
 

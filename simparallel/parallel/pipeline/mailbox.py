@@ -18,7 +18,7 @@ def depth_of(order: PipelineOrder) -> int:
     Raises:
         ScheduleError: the ranks deadlock, with mailboxes of any depth.
     """
-    graph = ScheduleGraph(order, lambda action: 0)
+    graph = ScheduleGraph(order)
     solve(graph)
     # Action -> the messages that it needs, and action -> the message with its result.
     inputs = {

@@ -181,14 +181,17 @@ class Schedule:
         by_kind = {FORWARD: f, INPUT_GRADIENT: i, WEIGHT_GRADIENT: w, BACKWARD: full}
         return lambda action: by_kind[action.kind][action.stage]
 
-    def graph(self, duration: Callable[[Action], float], message: float = 0) -> timing.ScheduleGraph:
-        """Return the task graph for actions of these times."""
-        return timing.ScheduleGraph(self._lists, duration, message)
+    def graph(self) -> timing.ScheduleGraph:
+        """Return the task graph, without times."""
+        return timing.ScheduleGraph(self._lists)
 
     def _graph(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
     ) -> timing.ScheduleGraph:
-        return self.graph(self.duration(forward, input_gradient, weight_gradient, message), message)
+        duration, graph = self.duration(forward, input_gradient, weight_gradient, message), self.graph()
+        times = [duration(action) for _, _, action in graph.each]
+        graph.durations = times + [message] * (len(graph) - len(times))
+        return graph
 
     # --- checks ---------------------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from simparallel.clock.solver import solve
 from simparallel.clock.task_graph import TaskGraph, Times
@@ -91,12 +91,10 @@ class CellTask(NamedTuple):
 
 
 class ScheduleGraph(TaskGraph):
-    """The tasks of a schedule: its actions, in order, and then its messages, each on a channel of its own.
+    """The tasks of a schedule, without times: its actions, in order, and then its messages, each on its own channel.
 
     Args:
-        order: the cells.
-        duration: of an action. A pair is one action after the other.
-        message: latency between two ranks.
+        order: the cells. A pair is one action after the other.
 
     Attributes:
         each: task -> its action.
@@ -108,7 +106,7 @@ class ScheduleGraph(TaskGraph):
     Cost: about 3 us an action.
     """
 
-    def __init__(self, order: PipelineOrder, duration: Callable[[Action], Any], message: Any = 0) -> None:
+    def __init__(self, order: PipelineOrder) -> None:
         super().__init__()
         self.order = order
         self.each: list[CellTask] = []
@@ -119,7 +117,7 @@ class ScheduleGraph(TaskGraph):
             last: list[int] = []
             for number, cell in enumerate(cells):
                 for action in cell:
-                    last = [self.add(duration(action), last)]
+                    last = [self.add(0, last)]
                     self.each.append(CellTask(rank, number, action))
                 for action in cell:
                     # Of an action that is done twice, the first one counts.
@@ -140,7 +138,7 @@ class ScheduleGraph(TaskGraph):
                             raise self._error(f"{self._text(place, action, needed)}, which no rank does", place)
                         source, task = done[needed]
                         if source != rank:
-                            task = self.add(message, [task])
+                            task = self.add(0, [task])
                         inputs.append((task, needed))
                         waits.append(task)
                 first += len(cell)

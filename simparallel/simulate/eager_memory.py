@@ -1,0 +1,218 @@
+"""What eager software holds while it runs a stage of a transformer: stretches of work, in closed form.
+
+Forward holds what kernels keep (`Op.eager_keeps`). Backward makes the gradient of a weight before it adds it to the sum
+so far, and frees an activation after the gradient that needs it; what an op has read is freed before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT
+from simparallel.simulate.transformer import TrainingPlan
+
+
+class Stretch(NamedTuple):
+    """A stretch of work: what it holds more at its end than before, and at its peak [bytes]."""
+
+    net: Fraction | int
+    peak: Fraction | int
+
+
+# A stretch, or bytes that are held from here on, or freed.
+Part = Stretch | Fraction | int
+
+
+def joined(*parts: Part) -> Stretch:
+    """Return the stretch of these parts, one after the other."""
+    net: Fraction | int = 0
+    peak: Fraction | int = 0
+    for part in parts:
+        change, most = part if isinstance(part, Stretch) else (part, part)
+        peak = max(peak, net + most)
+        net += change
+    return Stretch(net, peak)
+
+
+def repeated(stretch: Stretch, count: int) -> Stretch:
+    """Return the stretch of so many equal ones, of which there may be none."""
+    net, peak = stretch
+    return Stretch(net * count, (peak + max(0, (count - 1) * net)) * (count > 0))
+
+
+class EagerBlock:
+    """A block of a plan on a device: what its passes hold for one micro-batch.
+
+    Args:
+        plan: the model, and how it is cut.
+        kept: bytes that the block stores for the backward pass.
+        is_sparse: whether the block has experts, whose products come one after the other.
+    """
+
+    def __init__(self, plan: TrainingPlan, kept: int, is_sparse: bool) -> None:
+        shape, t, item = plan.shape, plan.tensor, plan.item_bytes
+        full, tokens = shape.full, plan.tokens
+        heads, kv_heads = shape.num_heads // t, shape.kv_heads(t)
+        # Rows of the residual stream.
+        self.row = row = item * tokens * shape.width // (t if plan.sequence_parallel else 1)
+        self.kept = kept
+        inner = full.mlp_width // t
+        if is_sparse:
+            inner = (shape.active_experts * shape.expert_width + shape.shared_width) // t
+        self.inner = item * tokens * inner
+        self.is_gated, self.is_cut, self.is_again = shape.is_gated, t > 1, plan.recompute == "full"
+        self.result = item * tokens * heads * full.value_size
+        self.products = item * tokens * (heads * full.head_size + kv_heads * (full.head_size + full.value_size))
+        # Norms of heads keep the products, and for the gradients of their weights those of their results.
+        self.normed = item * tokens * (heads + kv_heads) * full.head_size * shape.has_query_norm
+        self.attention = self.kept - 4 * row - self.result - (2 + 2 * self.is_gated) * self.inner
+        *first, out = (item * weight.inner * weight.columns for weight in shape.attention_weights(t))
+        self.up, self.down = (
+            item * weight.inner * weight.columns
+            for weight in shape.mlp_weights((is_sparse and shape.expert_width) or full.mlp_width, t)
+        )
+        self.out, self.qkv = out, sum(first)
+        whole = plan.sparse_parameters + plan.layer_experts if is_sparse else plan.layer_parameters
+        self.weights = int(item * whole)
+
+    def forward(self) -> Stretch:
+        """Return the forward pass; a block that is recomputed keeps its input alone."""
+        return joined(self.kept + self.row, -self.row, (self.row - self.kept) * self.is_again)
+
+    def backward(self, has_sum: bool) -> Stretch:
+        """Return the backward pass, from the gradient of the result to that of the input.
+
+        A recomputed block delivers the gradients of its weights together, so these are held at its end.
+
+        Args:
+            has_sum: whether there are gradients of the weights already.
+        """
+        row, again = self.row, self.row * self.is_again
+        added = has_sum and not self.is_again
+        turned = (self.products, -self.products) if self.is_cut else ()
+        return joined(
+            *(self.kept + row, -row) * self.is_again,
+            *_added(self.down, added), *self._activation(), self.up, -(1 + self.is_gated) * self.inner,
+            -self.up * added, 2 * again - 2 * row, *_added(self.out, added),
+            -self.attention, self.products, -self.result, self.products, *turned, -self.products,
+            *_added(self.qkv, added), -self.products, (self.weights - self._matrices) * (not added),
+            -2 * row - 3 * again,
+        )  # fmt: skip
+
+    def input_gradient(self) -> Stretch:
+        """Return the part of backward that makes the gradient of the input, and keeps all for those of the weights."""
+        if self.is_again:
+            return joined(self.backward(True), 2 * self.row - self.weights)
+        kept = self.products * bool(self.normed)
+        turned = (self.products, -self.products) if self.is_cut else ()
+        return joined(
+            self.inner, *self._activation(), 2 * self.row + self.result, kept - self.attention, self.products,
+            self.normed - self.result, self.products, *turned, self.row - self.products, self.row,
+        )  # fmt: skip
+
+    def weight_gradients(self, has_sum: bool) -> Stretch:
+        """Return the part of backward that makes the gradients of the weights; `late` is freed after it."""
+        if self.is_again:
+            return joined(self.backward(has_sum), -self.weights * has_sum)
+        kept = self.products * bool(self.normed)
+        return joined(
+            -self.inner, *_added(self.down, has_sum), -self.row, *_added(self.up, has_sum), -self.row - self.result,
+            *_added(self.out, has_sum), -kept - self.row, *_added(self.qkv, has_sum),
+            (self.weights - self._matrices) * (not has_sum), -self.row,
+        )  # fmt: skip
+
+    @property
+    def late(self) -> int:
+        """The gradients that those of the weights need."""
+        if self.is_again:
+            return self.row
+        return 4 * self.row + (1 + self.is_gated) * self.inner + self.products + self.normed
+
+    @property
+    def _matrices(self) -> int:
+        return self.down + self.up + self.out + self.qkv
+
+    def _activation(self) -> tuple[int, ...]:
+        """Return what the backward of the activation function holds and frees, after the gradient of its result.
+
+        The gradients of a gate and of its value go into one array, on slices each into an own one.
+        """
+        inner, cut = self.inner, 2 * self.inner * self.is_cut
+        return (inner, -inner, 2 * inner, -3 * inner, cut, -cut, -inner) if self.is_gated else (-inner,)
+
+
+def _added(size: int, has_sum: bool) -> tuple[int, int]:
+    """Return what the gradient of a weight holds: it stays, or is added to the sum so far and freed."""
+    return size, -size * has_sum
+
+
+class EagerStage:
+    """The passes of a plan's devices over one micro-batch, on eager software.
+
+    Args:
+        plan: the model, and how it is cut.
+        kept: bytes that a dense and a sparse block store for the backward pass, without recomputation.
+    """
+
+    def __init__(self, plan: TrainingPlan, kept: Sequence[int]) -> None:
+        shape, item = plan.shape, plan.item_bytes
+        self.plan, self.blocks = plan, [EagerBlock(plan, size, bool(number)) for number, size in enumerate(kept)]
+        self.row = self.blocks[0].row
+        vocabulary = -(-shape.vocabulary // plan.tensor)
+        logits = item * plan.tokens * vocabulary
+        # The loss is computed in float32.
+        scores = 4 * plan.tokens * vocabulary
+        # What the forward and the backward of a cast hold, and free.
+        casts = ((scores, -logits), (logits, -scores)) if item < 4 else ((), ())
+        self.of_logits = logits if item < 4 else scores
+        # The loss keeps logarithms.
+        self.head, self.cast = (self.row, logits, *casts[0], scores, -scores), casts[1]
+        self.table, self.norm = item * vocabulary * shape.width, item * shape.norm_parameters
+        self.positions = item * (shape.full.num_positions or 0) * shape.width
+        # The gradient of the positions is a sum over the sequences.
+        self.summed = item * shape.length // plan.context * shape.width * bool(self.positions)
+
+    def work(self, part: int, kind: str, has_sum: bool) -> Stretch:
+        """Return an action of a schedule.
+
+        Args:
+            part: number of a part of the model.
+            kind: of the action, see `Schedule`.
+            has_sum: whether there are gradients of the weights already.
+        """
+        plan, row = self.plan, self.row
+        is_first, is_last = part == 0, part == plan.pipeline * plan.chunks - 1
+        blocks = [(block, n) for block, n in zip(self.blocks, plan.part_layers(part), strict=True) if n]
+        if kind == FORWARD:
+            return joined(row, *[repeated(block.forward(), n) for block, n in blocks], *self.head * is_last)
+        blocks.reverse()
+        if kind == INPUT_GRADIENT:
+            passes = [repeated(block.input_gradient(), n) for block, n in blocks]
+            # What is sent back is a copy of its own.
+            end = (self.summed,) if is_first else (row, -row)
+            return joined(*self.cast * is_last, row * (1 + is_last), *passes, *end)
+        # Of a table that is the output layer, too, there is one gradient, until the end.
+        is_tied = is_first and is_last and plan.shape.is_tied
+        table, added = _added(self.table, has_sum)
+        ends = [
+            *_added(self.positions * is_first, has_sum),
+            *_added(self.table * (is_first and not is_tied), has_sum),
+            added * is_tied,
+        ]
+        added, norm = added * (not is_tied), self.norm * (not has_sum) - row
+        if kind == BACKWARD:
+            steps: list[Part] = [*self.cast, table, -self.of_logits, added, norm] if is_last else [row]
+            # What the next stage has sent is held to the end.
+            sent = 0 if is_last else row
+            for number, (block, n) in enumerate(blocks):
+                # Gradients that are delivered together are held by the next block, too.
+                once, freed = block.backward(has_sum), -block.weights * (has_sum and block.is_again)
+                steps += [once, sent * (number == 0), repeated(joined(once, freed), n - 1), freed]
+            summed = self.summed * is_first
+            return joined(*steps, summed, ends[0], -summed, *ends[1:], -row - 2 * sent)
+        # What the stage sends, too, is held so long.
+        late = sum(block.late * n for block, n in blocks) + 2 * row + self.of_logits * is_last + self.summed * is_first
+        passes = [repeated(block.weight_gradients(has_sum), n) for block, n in blocks]
+        return joined(*(-row, table, added, norm) * is_last, *passes, *ends, -late)

@@ -1,0 +1,130 @@
+"""The time of a pipeline on devices and their interpreters, by the clock of its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
+
+from simparallel.parallel.pipeline.action import Action
+from simparallel.simulate.transformer import TrainingPlan
+from simparallel.simulate.transformer_memory import FORMULAS, looped_schedule
+
+
+class PassTime(NamedTuple):
+    """The time of work that an interpreter starts op by op, while the device runs behind it [ps].
+
+    Attributes:
+        device_ps, host_ps: the time that each takes alone.
+        late_ps: from the start of the interpreter to the end of the device, if this had nothing else to do.
+    """
+
+    device_ps: int = 0
+    host_ps: int = 0
+    late_ps: int = 0
+
+    @classmethod
+    def of(cls, device_ps: int, host_ps: int = 0) -> PassTime:
+        """Return that of one operation."""
+        return cls(device_ps, host_ps, device_ps)
+
+    def then(self, other: PassTime) -> PassTime:
+        late_ps = max(self.late_ps + other.device_ps, self.host_ps + other.late_ps)
+        return PassTime(self.device_ps + other.device_ps, self.host_ps + other.host_ps, late_ps)
+
+    def repeated(self, count: int) -> PassTime:
+        device_ps, host_ps, late_ps = self
+        return PassTime(count * device_ps, count * host_ps, late_ps + (count - 1) * max(device_ps, host_ps))
+
+
+# After so many rounds, a pipeline of 1F1B has a steady state.
+_ROUNDS = 4
+# Forward, gradients of inputs, and those of weights if they are computed apart.
+Passes = tuple[PassTime, PassTime, PassTime]
+
+
+def clocked(
+    plan: TrainingPlan, name: str, passes: Sequence[Passes], message_ps: int, begin: PassTime | None = None
+) -> int:
+    """Return the time of a schedule by its own clock [ps].
+
+    Of 1F1B the clock runs some rounds of as many micro-batches as there are stages; all further ones take as long as
+    the last of these, and no less than the busiest device or interpreter works.
+
+    Args:
+        plan: the model, and how it is cut.
+        name: of the schedule.
+        passes: those of each part of the model, over one micro-batch.
+        message_ps: a message between two parts, and its reply [ps].
+        begin: what devices and interpreters do before; None for devices alone.
+    """
+    p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
+    if p == 1:
+        forward, inputs, weights = passes[0]
+        whole = forward.then(inputs).then(weights).repeated(m)
+        return max(begin.then(whole)) if begin else whole.device_ps
+    rest_ps = 0
+    if name == "1f1b" and v > 1 and m % max(1, m // p):
+        # The interleaved schedule has equal rounds.
+        rest_ps = -m % p * max(sum(each.device_ps for each in part) for part in passes)
+        m += -m % p
+    if v > 1 and name in FORMULAS and not plan.overlap_messages:
+        message = PassTime.of(message_ps // 2)
+        passes = [(forward.then(message), inputs.then(message), weights) for forward, inputs, weights in passes]
+        message_ps = 0
+
+    def makespan(count: int) -> int:
+        return _makespan(name, p, count, v, tuple(passes), message_ps // 2, begin)
+
+    more = m // p - _ROUNDS if name == "1f1b" and (v == 1 or m % p == 0) else 0
+    if more > 0:
+        time_ps = makespan(m - more * p)
+        time_ps += more * (time_ps - makespan(m - (more + 1) * p))
+        busy = [PassTime(*map(sum, zip(*chain(*passes[rank::p]), strict=True))) for rank in range(p)]
+        time_ps = max(time_ps, m * max(work.device_ps if begin is None else max(work[:2]) for work in busy))
+    else:
+        time_ps = makespan(m)
+    return time_ps - rest_ps
+
+
+@lru_cache(maxsize=1024)
+def _makespan(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    passes: tuple[Passes, ...],
+    message_ps: int,
+    begin: PassTime | None,
+) -> int:
+    works = [
+        {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)} for forward, inputs, weights in passes
+    ]
+    if begin is None:
+        begin = PassTime()
+        works = [{kind: PassTime.of(work.device_ps) for kind, work in each.items()} for each in works]
+    devices, hosts = [begin.device_ps] * ranks, [begin.host_ps] * ranks
+    order = _order(name, ranks, microbatches, chunks)
+    ends = [0] * len(order)
+    for task, rank, (stage, kind, _), sources in order:
+        device_ps, host_ps, late_ps = works[stage][kind]
+        start_ps = devices[rank]
+        for source in sources:
+            start_ps = max(start_ps, ends[source] + message_ps)
+        ends[task] = devices[rank] = max(start_ps + device_ps, hosts[rank] + late_ps)
+        hosts[rank] += host_ps
+    return max(devices + hosts)
+
+
+@lru_cache(maxsize=64)
+def _order(name: str, ranks: int, microbatches: int, chunks: int) -> list[tuple[int, int, Action, list[int]]]:
+    """Return the actions in topological order: its task, rank, the action, and tasks whose messages it receives."""
+    graph = looped_schedule(name, ranks, microbatches, chunks).graph()
+    count = len(graph.each)
+    graph.durations = [1] * count + [0] * (len(graph) - count)
+    found = []
+    for task in sorted(range(count), key=graph.times.starts.__getitem__):
+        rank, _, action = graph.each[task]
+        found.append((task, rank, action, [graph.before[m][0] for m in graph.before[task] if m >= count]))
+    return found
