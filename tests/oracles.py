@@ -74,7 +74,8 @@ if "SIMPARALLEL_TEST_MPI" in os.environ:  # see worlds_mpi.py
 
 # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are for ranks that do not
 # communicate, could be faster; with this delay they do not hide a fault.
-_LATE_ESCALATION = tuple((20 + i, number) for i, (_, number) in enumerate(run.ESCALATION))
+_ESCALATION = run.ESCALATION
+_LATE_ESCALATION = tuple((20 + i, number) for i, (_, number) in enumerate(_ESCALATION))
 # Processes of all worlds: starting those of a size takes half a second.
 _processes = Ranks("shm")
 
@@ -103,7 +104,9 @@ class World(Ranks):
 
             return run_on_messages(size, fn, args, timeout_s)
         ranks = _processes if self.transport == "shm" and size <= self.max_size else self
-        before, run.ESCALATION = run.ESCALATION, _LATE_ESCALATION
+        before = run.ESCALATION
+        if before is _ESCALATION:  # else the test has its own
+            run.ESCALATION = _LATE_ESCALATION
         try:
             return ranks.cluster(size, timeout_s=timeout_s).run(fn, *args)
         finally:

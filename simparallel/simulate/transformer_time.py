@@ -194,9 +194,14 @@ def step_time(
 
 
 class PartTime(NamedTuple):
-    """The time of a part of the model, or of all parts of a device, for one micro-batch [ps].
+    """The time of a part of the model, or of all parts of a device, for one micro-batch.
 
-    `backward_ps` is a part of `compute_ps`.
+    Attributes:
+        compute_ps: kernels, forward and backward.
+        tensor_ps, context_ps, expert_ps: exchanges of these groups that nothing hides.
+        messages_ps: messages between stages.
+        data_ps: exchanges of sharded parameters.
+        backward_ps: the backward pass, a part of `compute_ps`.
     """
 
     compute_ps: int

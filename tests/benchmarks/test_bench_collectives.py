@@ -356,7 +356,7 @@ def test_interrupt_ends_all_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 BAD_INPUT = {
-    "nothing to do": ([], "choose what to measure: step, ddp, collectives, "),
+    "nothing to do": ([], "choose what to measure: step, ddp, zero, collectives, "),
     "rounds": (["collectives", "--rounds", "0"], "--rounds 0"),
     "ranks": (["collectives", "-n", "2,0"], "ranks: 0"),
     "op": (["collectives", "--ops", "all_reduce,allreduce"], "'allreduce' is not a collective"),
