@@ -85,10 +85,12 @@ def test_closed_form_and_dry_run_of_a_few_plans():
     check(3, seed=5)
 
 
-@pytest.mark.matrices
 @pytest.mark.timeout(600)
-def test_closed_form_and_dry_run_of_50_plans():
-    check(50, seed=2)
+@pytest.mark.parametrize(
+    "count", [pytest.param(10, marks=pytest.mark.matrices), pytest.param(50, marks=pytest.mark.soak)]
+)
+def test_closed_form_and_dry_run_of_many_plans(count):
+    check(count, seed=2)
 
 
 @pytest.mark.parametrize("preset", ["a100", "dgx-h100"])

@@ -357,7 +357,11 @@ def _arrays(folder: Any) -> Any:
         return {name: reader.read(name) for name in reader.names()}, groups, reader.state("sampler")
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.matrices if n >= 6 else ()) for n in range(60)])
+def _when(number: int) -> Any:
+    return () if number < 4 else pytest.mark.matrices if number < 15 else pytest.mark.soak
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, marks=_when(n)) for n in range(60)])
 def test_checkpoints_go_from_mesh_to_mesh(tmp_path, number):
     """Two steps on a mesh, and one on another: the run of one rank, from the last save that was not killed."""
     first, second, kill = _drawn(number)
