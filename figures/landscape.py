@@ -1,4 +1,4 @@
-"""Plans of a GPT on eight described h100 in time and memory: known ones, their neighbours, and the Pareto front."""
+"""Plans of a GPT on eight described a100 in time and memory: known ones, their neighbours, and the Pareto front."""
 
 from fnmatch import fnmatch
 from typing import Any
@@ -13,7 +13,7 @@ from simparallel.search.planner import pareto_plans
 from simparallel.search.replay import replay
 from simparallel.search.space import Space
 
-MODEL, BATCH_SIZE, CLUSTER, DEVICES = "gpt", 16, "dgx-h100", 8
+MODEL, BATCH_SIZE, CLUSTER, DEVICES = "gpt", 16, "a100", 8
 NEIGHBOURS = 400
 # Strategies of Megatron's pairs of layers on d x t devices; all other ops follow their inputs.
 PAIRS: dict[str, dict[str, Any]] = {
@@ -66,6 +66,6 @@ def draw(ax: Any = None, model: str = MODEL, batch_size: int = BATCH_SIZE) -> An
         front.setdefault(kind, []).append((plan.step_time_ps / 1e12, plan.memory_bytes))
     return sp.view.plot_search_landscape(
         front, {name: place(choice) for name, choice in known.items()}, near, ax=ax,
-        title=f"Plans of the {model} model on eight h100 of one server",
+        title=f"Plans of the {model} model on eight a100 of one server",
         tried_label="a known plan, up to 11 ops changed",
     )  # fmt: skip
