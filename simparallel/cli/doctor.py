@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -150,10 +151,7 @@ def _waiting() -> Iterator[CheckResult]:
     yield _try("fork", _fork, "devices are new interpreters, which take longer to start")
     if start_method() == "spawn":
         return
-    missing = missing_semaphores()
-    text = missing or "records of all ranks are merged into scheduler.log"
-    why = f"{missing}; records are only in each worker_N.log"
-    yield CheckResult("semaphores", FALLBACK if missing else OK, why if missing else text)
+    yield _try("merged log", _merged_log, "records are only in each worker_N.log")
 
 
 def _optional() -> Iterator[CheckResult]:
@@ -215,16 +213,6 @@ def _mpi_library() -> str:
 # --- probes ------------------------------------------------------------------------------------------
 
 
-def missing_semaphores() -> str:
-    """Return why multiprocessing's semaphores do not work here; "" if they do."""
-    try:
-        # Merging the ranks' log records needs one.
-        multiprocessing.get_context("fork").Lock()
-    except (ImportError, OSError) as error:
-        return str(error)
-    return ""
-
-
 def futex_answer() -> int:
     """Return the errno of a futex wait for a word whose value differs from the expected one: EAGAIN if futexes work.
 
@@ -251,7 +239,7 @@ def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBAC
         return CheckResult(name, state, f"disabled by SIMPARALLEL_DISABLE; {without}")
     try:
         return CheckResult(name, OK, probe())
-    except (OSError, AttributeError, SimParallelError) as error:
+    except (ImportError, OSError, AttributeError, SimParallelError) as error:
         text = getattr(error, "strerror", None) or str(error)
         return CheckResult(name, state, f"{text}; {without}" if without else text)
 
@@ -324,6 +312,13 @@ def _fork() -> str:
     if start_method() == "spawn":
         raise OSError(errno.ENOTSUP, "not safe on this system")
     return "devices start in milliseconds"
+
+
+def _merged_log() -> str:
+    import_module("multiprocessing_logging")
+    # Its queues need semaphores, which need /dev/shm.
+    multiprocessing.get_context("fork").Lock()
+    return "records of all ranks are merged into scheduler.log"
 
 
 def _read(path: str) -> str:

@@ -51,7 +51,7 @@ def test_table_of_findings(capsys: pytest.CaptureFixture[str]) -> None:
         "descriptors",
         "address space",
         "file size",
-        "semaphores",
+        "merged log",
         "cupy",
         "mpi4py",
         "launcher",
@@ -124,8 +124,8 @@ def test_disabled_features_are_reported(name: str, monkeypatch: pytest.MonkeyPat
     unsealed = {"sealing": "fallback"} if name == "memfd" else {}  # the fallback cannot be sealed
     found = states()
     if name == "fork":
-        # New interpreters need no semaphores for their records.
-        del before["semaphores"]
+        # New interpreters write their records to the merged log themselves.
+        del before["merged log"]
     assert found == {**before, name: "fallback", **unsealed}
 
 
@@ -313,6 +313,29 @@ def test_tiny_or_read_only_dev_shm(tmp_path: Path, size: str, read_only: bool, d
         assert "records of the devices are not merged here, only in worker_N.log: [Errno 30]" in merged
     else:
         assert merged.count("hello from a rank") == 2
+
+
+@pytest.mark.process
+def test_runs_without_the_merged_log(tmp_path: Path) -> None:
+    """A checkout on a machine where nothing is installed: records stay in the ranks' logs, and a note says so."""
+    (tmp_path / "multiprocessing_logging.py").write_text("raise ImportError('not installed')\n")
+    program = (
+        "import logging, simparallel as sp\n"
+        "def train(): logging.getLogger('mine').warning('hello from a rank')\n"
+        "sp.launch(train, world_size=2, log_dir='log', echo=False)\n"
+        "from simparallel.cli import doctor\n"
+        "print(*(f for f in doctor.findings() if f.name == 'merged log'))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{HOME}"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path,
+        env=environment,
+    )  # fmt: skip
+    assert "not installed; records are only in each worker_N.log" in ended.stdout
+    for rank in range(2):
+        assert "hello from a rank" in (tmp_path / "log" / f"worker_{rank}.log").read_text()
+    merged = (tmp_path / "log" / "scheduler.log").read_text()
+    assert "records of the devices are not merged here, only in worker_N.log: not installed" in merged
 
 
 @pytest.mark.process

@@ -82,13 +82,13 @@ def main(config_fd: int) -> None:
 def _gather_records(root: logging.Logger) -> None:
     """Send the log records of this process and of every device that it will fork to one stream: scheduler.log."""
     multiprocessing.set_start_method("fork")
-    from multiprocessing_logging import install_mp_handler
-
     try:
+        from multiprocessing_logging import install_mp_handler
+
         # The last step before the forks: its receiver thread must stay idle.
         install_mp_handler()
-    except OSError as error:
-        # Semaphores need /dev/shm.
+    except (ImportError, OSError) as error:
+        # A checkout on a machine that installs nothing may lack it, and semaphores need /dev/shm.
         root.warning("records of the devices are not merged here, only in worker_N.log: %s", error)
 
 
