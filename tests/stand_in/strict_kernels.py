@@ -23,7 +23,23 @@ _LOOP = re.compile(r"    for \((?:unsigned )?long long \w+ = [^{]*\{\n(.*?)\n   
 _PARAMETERS = re.compile(r"const double (n\d+)")
 _DECLARATION = re.compile(r"^\s*(?:(?:float|double|float16|long long) )?(.*);$", re.MULTILINE)
 _OPERATION = re.compile(r"v\d+ = .*?(\b(?:sqrt|fabs|maximum|minimum)\b| [-+*/] )")
+# Of C++ and CUDA: names that no kernel can have.
+_KEYWORDS = frozenset(
+    "alignas alignof and asm auto bool break case catch char class compl const constexpr continue decltype default delete "
+    "do double else enum explicit export extern false float for friend goto if inline int long mutable namespace new "
+    "noexcept not nullptr operator or private protected public register return short signed sizeof static struct switch "
+    "template this throw true try typedef typeid typename union unsigned using virtual void volatile while xor half "
+    "float16".split()
+)
 _CHUNK = re.compile(r"table\.ends\[t - 1\]\)\) \* (\d+);")
+
+
+def check_name(name: str, code: str = "") -> None:
+    """Refuse the name of a kernel that a C++ compiler would refuse: a keyword, or another name of the source."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in _KEYWORDS:
+        raise RuntimeError(f"{name!r}: expected an identifier.")
+    if len(re.findall(rf"\b{name}\b", re.sub(r"//.*", "", code))) > 1:
+        raise RuntimeError(f"{name!r} has already been declared in the source.")
 
 
 def _cast(kind: Any, value: Any) -> Any:
@@ -41,15 +57,16 @@ class RawKernel:
 
     Attributes:
         code: its CUDA source.
-        name: its name.
+        name: the name of its function.
         loop: the statements of its loop.
         operations: its operators and functions, without conversions.
     """
 
     def __init__(self, code: str, name: str) -> None:
+        check_name(name, code)
         loop = _LOOP.search(code)
         assert loop is not None
-        self.code, self.name, self.loop = code, name, loop[1]
+        self.code, self.name, self.loop = code, name.removeprefix("kernel_"), loop[1]
         lines = _DECLARATION.sub(r"\1", loop[1])
         self.operations = _OPERATION.findall(lines)
         self._statements = compile(lines, name, "exec")

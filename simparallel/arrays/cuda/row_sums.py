@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from simparallel.arrays.cuda.kernel_source import TYPES, KernelSource, Variable, compiled, itself
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, get_namespace, kernel_name_of
 
 _THREADS = 256
 # Rows that a thread sums: few enough to occupy all multiprocessors with some 100,000 elements.
@@ -81,7 +81,7 @@ class RowSumKernel:
     """
 
     def __init__(self, xp: Any, compute: Callable[..., Any], dtype: Any, num_arrays: int, num_columns: int) -> None:
-        source, name, kind = KernelSource(), compute.__name__.strip("_"), TYPES[dtype.name]
+        source, name, kind = KernelSource(), kernel_name_of(compute.__name__), TYPES[dtype.name]
         places = [*["i"] * num_arrays, *["column"] * num_columns]
         variables = [source.variable(f"a{k}[{place}]", dtype) for k, place in enumerate(places)]
         found = compute(source, *variables)
