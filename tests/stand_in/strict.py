@@ -93,7 +93,7 @@ def launches() -> AbstractContextManager[list[str]]:
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
     product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
-    function has its own name, and starts one kernel; so have kernels from CUDA source. The launch of a graph is listed as graph.
+    function has its own name, and starts one kernel, like CUDA source. The launch of a graph is listed as graph.
     """
     return _listing(_launch_listeners)
 

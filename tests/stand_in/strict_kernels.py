@@ -24,19 +24,19 @@ _PARAMETERS = re.compile(r"const double (n\d+)")
 _DECLARATION = re.compile(r"^\s*(?:(?:float|double|float16|long long) )?(.*);$", re.MULTILINE)
 _OPERATION = re.compile(r"v\d+ = .*?(\b(?:sqrt|fabs|maximum|minimum)\b| [-+*/] )")
 # Of C++ and CUDA: names that no kernel can have.
-_KEYWORDS = frozenset(
-    "alignas alignof and asm auto bool break case catch char class compl const constexpr continue decltype default delete "
-    "do double else enum explicit export extern false float for friend goto if inline int long mutable namespace new "
-    "noexcept not nullptr operator or private protected public register return short signed sizeof static struct switch "
-    "template this throw true try typedef typeid typename union unsigned using virtual void volatile while xor half "
-    "float16".split()
-)
+_KEYWORDS = """
+alignas alignof and asm auto bool break case catch char class compl const constexpr continue decltype default
+delete do double else enum explicit export extern false float float16 for friend goto half if inline int long
+mutable namespace new noexcept not nullptr operator or private protected public register return short signed
+sizeof static struct switch template this throw true try typedef typeid typename union unsigned using virtual
+void volatile while xor
+"""
 _CHUNK = re.compile(r"table\.ends\[t - 1\]\)\) \* (\d+);")
 
 
 def check_name(name: str, code: str = "") -> None:
     """Refuse the name of a kernel that a C++ compiler would refuse: a keyword, or another name of the source."""
-    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in _KEYWORDS:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in _KEYWORDS.split():
         raise RuntimeError(f"{name!r}: expected an identifier.")
     if len(re.findall(rf"\b{name}\b", re.sub(r"//.*", "", code))) > 1:
         raise RuntimeError(f"{name!r} has already been declared in the source.")
@@ -96,6 +96,8 @@ def raw_kernel(code: str, name: str) -> RawKernel:
     """Return the stand-in for a kernel."""
     if name == "add_rows":
         return AddRows(code, name)
+    if "T lanes(" in code:
+        return ColumnSoftmax(code, name)
     return (RowSums if "num_lanes" in code else MultiTensor)(code, name)
 
 
@@ -115,6 +117,36 @@ class AddRows(RawKernel):
                 strict_cuda.use(out, is_written=True)
             inside = order[(ids[order] >= 0) & (ids[order] < len(out))]
             np.add.at(out, ids[inside], rows[inside])
+
+        return run
+
+
+class ColumnSoftmax(RawKernel):
+    """A kernel of `arrays.cuda.column_softmax`."""
+
+    def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
+        x, *others = self.memory(args)
+        num_rows, num_columns, num_all = args[-3:]
+        assert grid[0] * 32 >= num_all == x.size // num_rows
+        assert block == (1024,)
+        assert x.shape[-2:] == (num_rows, num_columns)
+        assert all(array.flags.c_contiguous and array.dtype == x.dtype for array in (x, *others))
+
+        def run() -> None:
+            for array in others if strict_cuda.is_watching() else ():
+                strict_cuda.use(array, is_written=False)
+            if strict_cuda.is_watching():
+                strict_cuda.use(x, is_written=True)
+            with np.errstate(all="ignore"):
+                if others:
+                    x[...] = (x - (x * others[0]).sum(axis=-2, keepdims=True)) * others[0]
+                    return
+                shift, lowest = args[1:3]
+                seen = np.arange(num_rows)[:, None] <= np.arange(shift, shift + num_columns)
+                largest = x.max(axis=-2, keepdims=True, where=seen, initial=lowest)
+                exps = np.where(seen, np.exp(x - largest), x.dtype.type(0))
+                total = exps.sum(axis=-2, keepdims=True)
+                x[...] = exps * (1 / np.where(total == 0, x.dtype.type(1), total))
 
         return run
 

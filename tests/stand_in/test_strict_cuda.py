@@ -191,7 +191,8 @@ def test_pointer_of_an_array_is_cupys(cupy: Any) -> None:
 @pytest.mark.parametrize("name", ["double", "<lambda>", "2x", "total", ""])
 def test_names_that_no_kernel_can_have(name: str) -> None:
     """A compiler would refuse them; a function with this name gives its kernel another one."""
-    code = "{{}}\nvoid {}() {{\n    double total = 0;\n    for (long long i = 0; i < num_lanes; i++) {{\n        total = 1;\n    }}\n}}"
+    loop = "    for (long long i = 0; i < num_lanes; i++) {{\n        total = 1;\n    }}\n"
+    code = f"void {{}}() {{{{\n    double total = 0;\n{loop}}}}}"
     with pytest.raises(RuntimeError, match="expected an identifier|already been declared"):
         xp.RawKernel(code.format(name), name)
     xp.RawKernel(code.format(kernel_name_of(name)), kernel_name_of(name))

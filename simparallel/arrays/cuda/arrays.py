@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.arrays.captures import running
-from simparallel.arrays.cuda import add_rows, multi_tensor, products
+from simparallel.arrays.cuda import add_rows, column_softmax, multi_tensor, products
 from simparallel.arrays.cuda.kernel_source import itself
 from simparallel.arrays.cuda.row_sums import row_sums
 from simparallel.arrays.host import normalize
@@ -21,12 +22,12 @@ from simparallel.backend import Array, fused, to_device_like, to_host
 
 # Size of intermediate results of a call at once; at most 1 / 16 of `device_memory`.
 CHUNK_BYTES = 256 << 20
+# Size of the scores of an attention at once.
+SCORES_BYTES = 64 << 20
 # Vectors of ones up to this length share one array.
 _NUM_ONES = 1 << 16
 # The longest word that a thread copies at once.
 _WORD_BYTES = 16
-# For fewer elements, a product with ones gives NumPy's bits.
-_MANY_ELEMENTS = 1 << 16
 # Taps of a window in one kernel, because CUDA limits the arguments of a kernel to 4,096 bytes: 80 for each array.
 _MOST_TAPS = 16
 
@@ -53,6 +54,10 @@ class CudaArrays(HostArrays):
     @property
     def work_bytes(self) -> float:  # type: ignore[override]
         return min(CHUNK_BYTES, (scratch.limit_bytes or sys.maxsize) // 16)
+
+    @property
+    def scores_bytes(self) -> float:  # type: ignore[override]
+        return min(SCORES_BYTES, self.work_bytes)
 
     gathered_bytes = work_bytes  # type: ignore[assignment]
 
@@ -96,16 +101,14 @@ class CudaArrays(HostArrays):
         mean = sums / count
         return x, mean, self.xp.empty_like(x), self.sums_of_channels(normalize.squared_distances, [x], [mean])[0][0]
 
-    def column_sums(self, x: Array) -> Array:
-        is_large = x.size >= _MANY_ELEMENTS and x.flags.c_contiguous
-        return row_sums(itself, [x])[0] if is_large else super().column_sums(x)
+    def column_softmax(self, x: Array, first: int | None, may_see_none: bool) -> Array:
+        x = self.xp.ascontiguousarray(x)
+        column_softmax.softmax(x, first, float(np.finfo(x.dtype).min) if may_see_none else -math.inf)
+        return x
 
-    def column_products(self, x: Array, y: Array) -> Array:
-        is_plain = x.shape == y.shape and x.flags.c_contiguous and y.flags.c_contiguous
-        return row_sums(_product, [x, y])[0] if is_plain else super().column_products(x, y)
-
-    def column_maxima(self, x: Array) -> Array:
-        return x.max(axis=-2, keepdims=True)
+    def column_softmax_gradient(self, dp: Array, p: Array) -> Array:
+        column_softmax.gradient(dp, p)
+        return dp
 
     def total(self, x: Array, here: Callable[[Array], Any], in_kernel: Callable[..., Array]) -> Any:
         return self.sums(in_kernel, [x])[0]
@@ -153,10 +156,6 @@ class CudaArrays(HostArrays):
         for start in range(0, len(taps), step):
             pixels = *taps[start : start + step], *grads[start : start + step]
             fused(self.xp, _give_to_first, is_apart=is_apart)(dy, y, is_free, *pixels)
-
-
-def _product(xp: Any, x: Array, y: Array) -> Array:
-    return x * y
 
 
 def _where_positive(xp: Any, x: Array, y: Array) -> Array:
