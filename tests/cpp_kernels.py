@@ -112,7 +112,8 @@ def compared(library: Any, sources: list[str]) -> Iterator[list[str]]:
         # Threads of a block add up in another order than NumPy.
         tolerance = 0 if "__syncthreads" not in kernel.code else 1e-12 if "float " not in kernel.code else 1e-5
         if not all(
-            np.allclose(*pair, rtol=tolerance, atol=tolerance, equal_nan=True) for pair in zip(found, memory, strict=True)
+            np.allclose(*pair, rtol=tolerance, atol=tolerance, equal_nan=True)
+            for pair in zip(found, memory, strict=True)
         ):
             different.append(kernel.name)
         for array, old in zip(memory, before, strict=True):

@@ -210,9 +210,9 @@ def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     with compared(library, sources) as different:
         sum_all()
     assert different == []
-    # Red control: each lane loses its first row.
+    # Red control: the first row is lost.
     (tmp_path / "wrong").mkdir()
-    wrong = [source.replace("row = lane;", "row = lane + num_lanes;") for source in sources]
+    wrong = [source.replace("row = lane;", "row = lane + 1;") for source in sources]
     wrong = [source.replace("long long k = first;", "long long k = first + 1;") for source in wrong]
     with compared(compiled(wrong, tmp_path / "wrong"), sources) as different:
         sum_all()

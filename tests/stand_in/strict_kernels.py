@@ -98,7 +98,9 @@ def raw_kernel(code: str, name: str) -> RawKernel:
         return AddRows(code, name)
     if "T lanes(" in code:
         return ColumnSoftmax(code, name)
-    return (RowSums if "num_lanes" in code else MultiTensor)(code, name)
+    if "num_lanes" in code:
+        return (RowSums if "totals" in code else RowMap)(code, name)
+    return MultiTensor(code, name)
 
 
 class AddRows(RawKernel):
@@ -147,6 +149,32 @@ class ColumnSoftmax(RawKernel):
                 exps = np.where(seen, np.exp(x - largest), x.dtype.type(0))
                 total = exps.sum(axis=-2, keepdims=True)
                 x[...] = exps * (1 / np.where(total == 0, x.dtype.type(1), total))
+
+        return run
+
+
+class RowMap(RawKernel):
+    """A kernel of `arrays.cuda.row_maps`."""
+
+    def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
+        arrays = dict(zip(re.findall(r"__restrict__ (a\d+)", self.code), self.memory(args), strict=True))
+        numbers = dict(zip(_PARAMETERS.findall(self.code), args[len(arrays) :], strict=False))
+        num_rows, num_columns, num_lanes = args[-3:]
+        assert grid[0] * block[0] >= num_lanes * num_columns
+        assert 0 < num_lanes <= num_rows
+        assert all(
+            array.flags.c_contiguous and array.size in (num_columns, num_rows * num_columns)
+            for array in arrays.values()
+        )
+        names = {
+            "row": np.arange(num_rows)[:, None], "column": np.arange(num_columns), "num_columns": num_columns,
+            **{name: array.reshape(-1) for name, array in arrays.items()}, **numbers,
+        }  # fmt: skip
+
+        def run() -> None:
+            for name, array in arrays.items() if strict_cuda.is_watching() else ():
+                strict_cuda.use(array, is_written=f"{name}[i] = " in self.loop)
+            self._execute(dict(names))
 
         return run
 

@@ -190,6 +190,22 @@ class HostArrays:
             self.channel_sums(result, sums[k])
         return sums, results[-1]
 
+    def map_channels(
+        self, compute: Callable[..., None], arrays: Sequence[Array | None], columns: Sequence[Array | None],
+        *numbers: float,
+    ) -> None:  # fmt: skip
+        """Call an elementwise function, which changes arrays in place.
+
+        Args:
+            compute: (xp, *arrays, *columns, *numbers); see `cuda.kernel_source`.
+            arrays: arrays (n, c, ...) of one dtype. Any but the first may be None.
+            columns: arrays (c,), or None.
+            numbers: numbers.
+        """
+        ndim = arrays[0].ndim  # type: ignore[union-attr]
+        along = [v if v is None else normalize.along_channels(v, ndim) for v in columns]
+        fused(self.xp, compute)(*arrays, *along, *numbers)
+
     def centered(self, x: Array, sums: Array, count: int) -> tuple[Array, Array | None, Array, Array]:
         """Centre x (n, c, ...) for a batch norm, given its sums (c,) over `count` elements.
 
