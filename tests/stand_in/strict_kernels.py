@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from simparallel.arrays.cuda.kernel_source import TYPES
+from simparallel.arrays.host import scores
+from simparallel.arrays.host.arrays import HostArrays
 from stand_in import strict_cuda
 
 # C++ type -> NumPy's.
@@ -23,6 +25,7 @@ _LOOP = re.compile(r"    for \((?:unsigned )?long long \w+ = [^{]*\{\n(.*?)\n   
 _PARAMETERS = re.compile(r"const double (n\d+)")
 _DECLARATION = re.compile(r"^\s*(?:(?:float|double|float16|long long) )?(.*);$", re.MULTILINE)
 _OPERATION = re.compile(r"v\d+ = .*?(\b(?:sqrt|fabs|maximum|minimum)\b| [-+*/] )")
+_HOST = HostArrays(np)
 # Of C++ and CUDA: names that no kernel can have.
 _KEYWORDS = """
 alignas alignof and asm auto bool break case catch char class compl const constexpr continue decltype default
@@ -124,7 +127,7 @@ class AddRows(RawKernel):
 
 
 class ColumnSoftmax(RawKernel):
-    """A kernel of `arrays.cuda.column_softmax`."""
+    """A kernel of `arrays.cuda.column_softmax`, with the bits of host memory."""
 
     def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
         x, *others = self.memory(args)
@@ -141,14 +144,12 @@ class ColumnSoftmax(RawKernel):
                 strict_cuda.use(x, is_written=True)
             with np.errstate(all="ignore"):
                 if others:
-                    x[...] = (x - (x * others[0]).sum(axis=-2, keepdims=True)) * others[0]
+                    scores.gradient(_HOST, x, *others)
                     return
                 shift, lowest = args[1:3]
                 seen = np.arange(num_rows)[:, None] <= np.arange(shift, shift + num_columns)
-                largest = x.max(axis=-2, keepdims=True, where=seen, initial=lowest)
-                exps = np.where(seen, np.exp(x - largest), x.dtype.type(0))
-                total = exps.sum(axis=-2, keepdims=True)
-                x[...] = exps * (1 / np.where(total == 0, x.dtype.type(1), total))
+                np.copyto(x, -np.inf, where=~seen)
+                scores.softmax(_HOST, x, None, lowest > -np.inf)
 
         return run
 
