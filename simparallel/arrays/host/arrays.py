@@ -111,6 +111,11 @@ class HostArrays:
             return out
         return self.matmul(a, b, out=out)
 
+    def scaled_transpose(self, x: Array, scale: float) -> Array:
+        """Return scale * x.T for x (..., t, d): contiguous, where products with it are faster than with a view."""
+        out = self.xp.empty((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
+        return self.xp.multiply(x.swapaxes(-1, -2), scale, out=out)
+
     def ones(self, count: int, like: Array) -> Array:
         """Return a vector of `count` ones with the dtype of `like`. Never write to it: calls may share it."""
         return self.xp.ones(count, like.dtype)
