@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from simparallel.arrays.host.windows import scratch
 from simparallel.backend import Array, number_on
 
-if TYPE_CHECKING:
-    from simparallel.arrays.host.arrays import HostArrays
 
-
-def softmax(arrays: HostArrays, scores: Array, first: int | None, may_see_none: bool) -> Array:
+def softmax(arrays: Any, scores: Array, first: int | None, may_see_none: bool) -> Array:
     """Return the softmax of each column, see `HostArrays.column_softmax`."""
     xp = arrays.xp
     if first is not None:
@@ -32,14 +29,14 @@ def softmax(arrays: HostArrays, scores: Array, first: int | None, may_see_none: 
     return scores
 
 
-def gradient(arrays: HostArrays, dp: Array, p: Array) -> Array:
+def gradient(arrays: Any, dp: Array, p: Array) -> Array:
     """Return p (dp - d), where d is the sum of dp p over the keys."""
     dp -= arrays.einsum("...st,...st->...t", dp, p)[..., None, :]
     dp *= p
     return dp
 
 
-def _causal_mask(arrays: HostArrays, scores: Array, first: int) -> Array:
+def _causal_mask(arrays: Any, scores: Array, first: int) -> Array:
     """Return (s, t): 0 where query first + i sees key j, that is j <= first + i, else -inf. Layers share a mask."""
     xp, (num_keys, num_queries), dtype = arrays.xp, scores.shape[-2:], scores.dtype
 
@@ -51,12 +48,12 @@ def _causal_mask(arrays: HostArrays, scores: Array, first: int) -> Array:
     return scratch.made("attention.causal", what, num_keys * num_queries, scores, make)
 
 
-def _sums(arrays: HostArrays, x: Array) -> Array:
+def _sums(arrays: Any, x: Array) -> Array:
     """Sum x over s: a product with ones is the fastest sum."""
     return arrays.matmul(arrays.ones(x.shape[-2], x), x)[..., None, :]
 
 
-def _maxima(arrays: HostArrays, x: Array) -> Array:
+def _maxima(arrays: Any, x: Array) -> Array:
     """Return the maxima over s, kept with size 1: by halves, three times as fast as `max` (NumPy 2.4)."""
     while (num_rows := x.shape[-2]) > 1:
         # An odd number of rows: the halves share the middle row.
