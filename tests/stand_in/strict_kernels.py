@@ -155,20 +155,19 @@ class ColumnSoftmax(RawKernel):
 
 
 class RowMap(RawKernel):
-    """A kernel of `arrays.cuda.row_maps`."""
+    """A map of `arrays.cuda.row_sums`."""
 
     def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
         arrays = dict(zip(re.findall(r"__restrict__ (a\d+)", self.code), self.memory(args), strict=True))
         numbers = dict(zip(_PARAMETERS.findall(self.code), args[len(arrays) :], strict=False))
-        num_rows, num_columns, num_lanes = args[-3:]
-        assert grid[0] * block[0] >= num_lanes * num_columns
-        assert 0 < num_lanes <= num_rows
+        num_rows, num_columns, num_lanes, num_threads = args[-4:]
+        assert grid[0] * block[0] >= num_threads == num_lanes * num_columns
         assert all(
             array.flags.c_contiguous and array.size in (num_columns, num_rows * num_columns)
             for array in arrays.values()
         )
         names = {
-            "row": np.arange(num_rows)[:, None], "column": np.arange(num_columns), "num_columns": num_columns,
+            "matrix": 0, "num_rows": num_rows, "row": np.arange(num_rows)[:, None], "column": np.arange(num_columns), "num_columns": num_columns,
             **{name: array.reshape(-1) for name, array in arrays.items()}, **numbers,
         }  # fmt: skip
 

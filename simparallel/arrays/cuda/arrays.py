@@ -13,8 +13,7 @@ import numpy as np
 from simparallel.arrays.captures import running
 from simparallel.arrays.cuda import add_rows, column_softmax, multi_tensor, products
 from simparallel.arrays.cuda.kernel_source import itself
-from simparallel.arrays.cuda.row_maps import row_map
-from simparallel.arrays.cuda.row_sums import row_sums
+from simparallel.arrays.cuda.row_sums import row_map, row_sums
 from simparallel.arrays.host import normalize
 from simparallel.arrays.host.arrays import MANY_ROWS, HostArrays, channels_last
 from simparallel.arrays.host.sums import HALF, in_order_of
@@ -102,15 +101,15 @@ class CudaArrays(HostArrays):
         return row_sums(compute, rows, columns), None
 
     def map_channels(
-        self, compute: Callable[..., None], arrays: Sequence[Array | None], columns: Sequence[Array | None],
-        *numbers: float,
-    ) -> None:  # fmt: skip
+        self, compute: Callable[..., None], arrays: Sequence[Any], columns: Sequence[Any], *numbers: float
+    ) -> None:
         given, rows = [x for x in arrays if x is not None], [x if x is None else channels_last(x) for x in arrays]
         if rows[0] is None or len({(x.strides, x.dtype) for x in given}) > 1:
             super().map_channels(compute, arrays, columns, *numbers)
-            return
-        of_columns = [v if v is None else self.xp.ascontiguousarray(v, rows[0].dtype) for v in columns]
-        row_map(compute, rows, of_columns, *numbers)
+        else:
+            dtype = rows[0].dtype
+            of_columns = [v if v is None else self.xp.ascontiguousarray(v, dtype) for v in columns]
+            row_map(compute, rows, of_columns, *numbers)
 
     def centered(self, x: Array, sums: Array, count: int) -> tuple[Array, Array | None, Array, Array]:
         # Kernels compute distances from the mean anew, instead of writing and reading them.

@@ -100,6 +100,5 @@ def _start(x: Array, others: tuple[Array, ...], name: str, body: str, numbers: t
 def _kernel(xp: Any, dtype: Any, name: str, body: str) -> Any:
     kind = TYPES[dtype.name]
     others = "const long long shift, const double lowest, " if body is _SOFTMAX else f"const {kind}* p, "
-    return compiled(
-        xp, name, (_HEAD + body).format(type=kind, name=name, others=others, columns=_COLUMNS, lanes=_LANES)
-    )[1]
+    settings = {"type": kind, "name": name, "others": others, "columns": _COLUMNS, "lanes": _LANES}
+    return compiled(xp, name, (_HEAD + body).format(**settings))[1]

@@ -196,9 +196,8 @@ class HostArrays:
         return sums, results[-1]
 
     def map_channels(
-        self, compute: Callable[..., None], arrays: Sequence[Array | None], columns: Sequence[Array | None],
-        *numbers: float,
-    ) -> None:  # fmt: skip
+        self, compute: Callable[..., None], arrays: Sequence[Any], columns: Sequence[Any], *numbers: float
+    ) -> None:
         """Call an elementwise function, which changes arrays in place.
 
         Args:
@@ -207,8 +206,7 @@ class HostArrays:
             columns: arrays (c,), or None.
             numbers: numbers.
         """
-        ndim = arrays[0].ndim  # type: ignore[union-attr]
-        along = [v if v is None else normalize.along_channels(v, ndim) for v in columns]
+        along = [v if v is None else normalize.along_channels(v, arrays[0].ndim) for v in columns]
         fused(self.xp, compute)(*arrays, *along, *numbers)
 
     def centered(self, x: Array, sums: Array, count: int) -> tuple[Array, Array | None, Array, Array]:

@@ -22,7 +22,8 @@ def softmax(arrays: Any, scores: Array, first: int | None, may_see_none: bool) -
         largest = xp.maximum(largest, float(np.finfo(scores.dtype).min))
     scores -= largest
     xp.exp(scores, out=scores)
-    total = _sums(arrays, scores)
+    # A product with ones is the fastest sum.
+    total = arrays.matmul(arrays.ones(scores.shape[-2], scores), scores)[..., None, :]
     if may_see_none:
         total = total + (total == 0)
     scores *= 1 / total
@@ -46,11 +47,6 @@ def _causal_mask(arrays: Any, scores: Array, first: int) -> Array:
 
     what = (num_keys, num_queries, first)
     return scratch.made("attention.causal", what, num_keys * num_queries, scores, make)
-
-
-def _sums(arrays: Any, x: Array) -> Array:
-    """Sum x over s: a product with ones is the fastest sum."""
-    return arrays.matmul(arrays.ones(x.shape[-2], x), x)[..., None, :]
 
 
 def _maxima(arrays: Any, x: Array) -> Array:
