@@ -167,7 +167,8 @@ class RowMap(RawKernel):
             for array in arrays.values()
         )
         names = {
-            "matrix": 0, "num_rows": num_rows, "row": np.arange(num_rows)[:, None], "column": np.arange(num_columns), "num_columns": num_columns,
+            "matrix": 0, "num_rows": num_rows, "row": np.arange(num_rows)[:, None],
+            "column": np.arange(num_columns), "num_columns": num_columns,
             **{name: array.reshape(-1) for name, array in arrays.items()}, **numbers,
         }  # fmt: skip
 
