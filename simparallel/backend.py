@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import warnings
 import zlib
@@ -230,14 +231,22 @@ def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings:
     Args:
         xp: numpy, cupy or a registered namespace.
         compute: a module-level function.
-        kernel_name: the name of the kernel in profiles; by default the name of `compute`.
+        kernel_name: the name of the kernel in profiles, see `kernel_name_of`; by default the name of `compute`.
         settings: hashable keyword arguments of `compute`.
     """
     bound = partial(compute, xp, **settings)
     fuse = getattr(xp, "fuse", None)
     if fuse is None:
         return bound
-    return partial(_in_memory_order, fuse(kernel_name=(kernel_name or compute.__name__).strip("_"))(bound))
+    return partial(_in_memory_order, fuse(kernel_name=kernel_name_of(kernel_name or compute.__name__))(bound))
+
+
+def kernel_name_of(name: str) -> str:
+    """Return the name of the kernel of a function, such as "kernel_scale": an identifier in C++, also for "double".
+
+    No keyword of C++ begins like this, nor any other name in the source of a kernel.
+    """
+    return "kernel_" + re.sub(r"\W", "_", name.strip("_"), flags=re.ASCII)
 
 
 def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:

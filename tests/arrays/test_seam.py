@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from stand_in.strict import launches
 
 import simparallel
 from simparallel.arrays.captures import running
 from simparallel.arrays.host.arrays import HostArrays
 from simparallel.arrays.seam import arrays_of, device_of, for_each, kernels_of, totals
+from simparallel.backend import to_host
 from simparallel.base import dry_arrays
 
 ROOT = Path(simparallel.__file__).parent
@@ -102,6 +105,23 @@ def test_arrays_in_several_places_are_computed(arrays: Any, parts: list[tuple[in
     assert totals(mixed, lambda x: x.sum().item(), itself) == [2 * x.sum() for x in given]
 
 
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=2), *[st.integers(1, 5)] * 3, *[st.booleans()] * 2)
+def test_stacks_of_transposed_matrices_are_multiplied(
+    arrays: Any, stack: list[int], m: int, k: int, n: int, turns_a: bool, turns_b: bool
+) -> None:
+    """By one kernel, without copies."""
+    a, b = np.arange(prod(stack) * m * k).reshape(*stack, m, k) % 5.0, np.arange(k * n).reshape(k, n) % 7.0
+    b = np.stack([b, b + 1])[np.arange(prod(stack)) % 2].reshape(*stack, k, n)
+    x, y = (
+        arrays.on_device(np.ascontiguousarray(z.swapaxes(-1, -2))).swapaxes(-1, -2) if turns else arrays.on_device(z)
+        for z, turns in ((a, turns_a), (b, turns_b))
+    )
+    with launches() as names:
+        found = kernels_of[arrays.xp].matmul(x, y)
+    np.testing.assert_array_equal(to_host(found), a @ b, strict=True)
+    assert arrays.name == "cupy" or names == ["matmul"]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(data=st.data())
 def test_kernels_agree(arrays: Any, dtype: str, data: st.DataObject) -> None:
@@ -119,10 +139,10 @@ def test_kernels_agree(arrays: Any, dtype: str, data: st.DataObject) -> None:
         total, spread = put(np.zeros((rows, columns), dtype)), put(np.zeros((rows, columns), dtype))
         kernels.add_rows(total, at, put(x[0]), put(inside))
         kernels.add_at(spread, (at, slice(None)), put(y[0]))
-        found = [kernels.masked(a, b > 0), kernels.where_positive(a, b), kernels.column_maxima(a), largest, *grads]
+        found = [kernels.masked(a, b > 0), kernels.where_positive(a, b), largest, *grads]
         found += [total, spread, kernels.unbroadcast(a, (1, columns)), kernels.einsum("bij,bkj->bik", a, b)]
-        found += [kernels.sum_rows(a[0]), kernels.channel_sums(a), kernels.column_sums(a)]
-        return [*found, kernels.column_products(a, b), kernels.product(a[0], b[0].T)]
+        found += [kernels.sum_rows(a[0]), kernels.channel_sums(a)]
+        return [*found, kernels.column_softmax_gradient(a + 0, b), kernels.product(a[0], b[0].T)]
 
     is_apart, inside = data.draw(st.booleans()), np.ones(rows, bool)
     expected = results(kernels_of[np], lambda array: array.copy())

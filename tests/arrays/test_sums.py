@@ -15,6 +15,8 @@ import simparallel as sp
 from simparallel.arrays.cuda.add_rows import add_rows
 from simparallel.arrays.cuda.kernel_source import itself
 from simparallel.arrays.cuda.row_sums import row_sums
+from simparallel.arrays.seam import kernels_of
+from simparallel.backend import to_host
 
 ROWS = st.sampled_from([1, 2, 63, 64, 65, 500, 4096, 4097, 9000])
 COLUMNS = st.sampled_from([0, 1, 3, 40])
@@ -109,6 +111,29 @@ def test_attention_to_many_keys_is_numpys(arrays: Any, causal: bool) -> None:
     arrays.reordered(10).assert_all_equal(attention(arrays.on_device, causal), attention(np.asarray, causal))
 
 
+@given(
+    st.tuples(*[st.integers(0, 3)] * 2, st.integers(1, 70), st.sampled_from([0, 1, 5, 32, 33])),
+    st.sampled_from(["float32", "float64"]),
+    st.sampled_from([None, 0, 3]),
+    st.booleans(),
+)
+def test_softmax_of_columns_is_numpys(arrays: Any, shape: Any, dtype: str, first: int | None, hides: bool) -> None:
+    """And its gradient; a column that sees nothing is 0."""
+    rng = np.random.default_rng(0)
+    x, dp = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
+    if hides:
+        x[..., -1] = -np.inf
+    seen = np.ones(shape, bool) if first is None else np.tri(shape[3], shape[2], first, dtype=bool).T & (x == x)
+    exps = np.exp(x.astype(float)) * seen
+    p = exps / np.maximum(exps.sum(axis=-2, keepdims=True), 1e-300)
+    expected = [p, p * (dp - (p * dp).sum(axis=-2, keepdims=True))]
+    for kernels, put in ((kernels_of[np], np.copy), (kernels_of[arrays.xp], arrays.on_device)):
+        found = kernels.column_softmax(put(x), first, hides)
+        gradient = kernels.column_softmax_gradient(put(dp), found)
+        for array, exact in zip((found, gradient), expected, strict=True):
+            np.testing.assert_allclose(to_host(array), exact, rtol=0, atol=1e-5 if dtype == "float32" else 1e-14)
+
+
 @given(st.lists(st.integers(-2, 7), max_size=40), st.integers(0, 9), st.sampled_from(["float32", "float64"]))
 def test_rows_with_equal_ids_are_added_in_order(arrays: Any, ids: list[int], num_columns: int, dtype: str) -> None:
     """To the bit of NumPy's sum, which adds in the order of the rows."""
@@ -185,10 +210,10 @@ def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     with compared(library, sources) as different:
         sum_all()
     assert different == []
-    # Red control: each lane loses its first row.
+    # Red control: the first row is lost.
     (tmp_path / "wrong").mkdir()
-    wrong = [source.replace("row = lane;", "row = lane + num_lanes;") for source in sources]
+    wrong = [source.replace("row = lane;", "row = lane + 1;") for source in sources]
     wrong = [source.replace("long long k = first;", "long long k = first + 1;") for source in wrong]
     with compared(compiled(wrong, tmp_path / "wrong"), sources) as different:
         sum_all()
-    assert {"parts", "itself", "product", "products", "add_rows"} <= set(different)
+    assert {"parts", "itself", "products", "add_rows", "softmax", "softmax_gradient"} <= set(different)

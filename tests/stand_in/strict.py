@@ -93,7 +93,7 @@ def launches() -> AbstractContextManager[list[str]]:
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
     product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
-    function has its own name, and starts one kernel. The launch of a graph is listed as graph.
+    function has its own name, and starts one kernel, like CUDA source. The launch of a graph is listed as graph.
     """
     return _listing(_launch_listeners)
 
@@ -575,7 +575,9 @@ class StrictNamespace:
         self._module, self._missing, self._keywords = module, missing, keywords
 
     def fuse(self, *, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return lambda function: lambda *args: _run_fused(function, kernel_name, args)
+        strict_kernels.check_name(kernel_name)
+        name = kernel_name.removeprefix("kernel_")
+        return lambda function: lambda *args: _run_fused(function, name, args)
 
     def RawKernel(self, code: str, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
         kernel = strict_kernels.raw_kernel(code, name)

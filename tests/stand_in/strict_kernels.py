@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from simparallel.arrays.cuda.kernel_source import TYPES
+from simparallel.arrays.host import scores
+from simparallel.arrays.host.arrays import HostArrays
 from stand_in import strict_cuda
 
 # C++ type -> NumPy's.
@@ -23,7 +25,24 @@ _LOOP = re.compile(r"    for \((?:unsigned )?long long \w+ = [^{]*\{\n(.*?)\n   
 _PARAMETERS = re.compile(r"const double (n\d+)")
 _DECLARATION = re.compile(r"^\s*(?:(?:float|double|float16|long long) )?(.*);$", re.MULTILINE)
 _OPERATION = re.compile(r"v\d+ = .*?(\b(?:sqrt|fabs|maximum|minimum)\b| [-+*/] )")
+_HOST = HostArrays(np)
+# Of C++ and CUDA: names that no kernel can have.
+_KEYWORDS = """
+alignas alignof and asm auto bool break case catch char class compl const constexpr continue decltype default
+delete do double else enum explicit export extern false float float16 for friend goto half if inline int long
+mutable namespace new noexcept not nullptr operator or private protected public register return short signed
+sizeof static struct switch template this throw true try typedef typeid typename union unsigned using virtual
+void volatile while xor
+"""
 _CHUNK = re.compile(r"table\.ends\[t - 1\]\)\) \* (\d+);")
+
+
+def check_name(name: str, code: str = "") -> None:
+    """Refuse the name of a kernel that a C++ compiler would refuse: a keyword, or another name of the source."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in _KEYWORDS.split():
+        raise RuntimeError(f"{name!r}: expected an identifier.")
+    if len(re.findall(rf"\b{name}\b", re.sub(r"//.*", "", code))) > 1:
+        raise RuntimeError(f"{name!r} has already been declared in the source.")
 
 
 def _cast(kind: Any, value: Any) -> Any:
@@ -41,15 +60,16 @@ class RawKernel:
 
     Attributes:
         code: its CUDA source.
-        name: its name.
+        name: the name of its function.
         loop: the statements of its loop.
         operations: its operators and functions, without conversions.
     """
 
     def __init__(self, code: str, name: str) -> None:
+        check_name(name, code)
         loop = _LOOP.search(code)
         assert loop is not None
-        self.code, self.name, self.loop = code, name, loop[1]
+        self.code, self.name, self.loop = code, name.removeprefix("kernel_"), loop[1]
         lines = _DECLARATION.sub(r"\1", loop[1])
         self.operations = _OPERATION.findall(lines)
         self._statements = compile(lines, name, "exec")
@@ -79,7 +99,11 @@ def raw_kernel(code: str, name: str) -> RawKernel:
     """Return the stand-in for a kernel."""
     if name == "add_rows":
         return AddRows(code, name)
-    return (RowSums if "num_lanes" in code else MultiTensor)(code, name)
+    if "T lanes(" in code:
+        return ColumnSoftmax(code, name)
+    if "num_lanes" in code:
+        return (RowSums if "totals" in code else RowMap)(code, name)
+    return MultiTensor(code, name)
 
 
 class AddRows(RawKernel):
@@ -98,6 +122,60 @@ class AddRows(RawKernel):
                 strict_cuda.use(out, is_written=True)
             inside = order[(ids[order] >= 0) & (ids[order] < len(out))]
             np.add.at(out, ids[inside], rows[inside])
+
+        return run
+
+
+class ColumnSoftmax(RawKernel):
+    """A kernel of `arrays.cuda.column_softmax`, with the bits of host memory."""
+
+    def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
+        x, *others = self.memory(args)
+        num_rows, num_columns, num_all = args[-3:]
+        assert grid[0] * 32 >= num_all == x.size // num_rows
+        assert block == (1024,)
+        assert x.shape[-2:] == (num_rows, num_columns)
+        assert all(array.flags.c_contiguous and array.dtype == x.dtype for array in (x, *others))
+
+        def run() -> None:
+            for array in others if strict_cuda.is_watching() else ():
+                strict_cuda.use(array, is_written=False)
+            if strict_cuda.is_watching():
+                strict_cuda.use(x, is_written=True)
+            with np.errstate(all="ignore"):
+                if others:
+                    scores.gradient(_HOST, x, *others)
+                    return
+                shift, lowest = args[1:3]
+                seen = np.arange(num_rows)[:, None] <= np.arange(shift, shift + num_columns)
+                np.copyto(x, -np.inf, where=~seen)
+                scores.softmax(_HOST, x, None, lowest > -np.inf)
+
+        return run
+
+
+class RowMap(RawKernel):
+    """A map of `arrays.cuda.row_sums`."""
+
+    def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
+        arrays = dict(zip(re.findall(r"__restrict__ (a\d+)", self.code), self.memory(args), strict=True))
+        numbers = dict(zip(_PARAMETERS.findall(self.code), args[len(arrays) :], strict=False))
+        num_rows, num_columns, num_lanes, num_threads = args[-4:]
+        assert grid[0] * block[0] >= num_threads == num_lanes * num_columns
+        assert all(
+            array.flags.c_contiguous and array.size in (num_columns, num_rows * num_columns)
+            for array in arrays.values()
+        )
+        names = {
+            "matrix": 0, "num_rows": num_rows, "row": np.arange(num_rows)[:, None],
+            "column": np.arange(num_columns), "num_columns": num_columns,
+            **{name: array.reshape(-1) for name, array in arrays.items()}, **numbers,
+        }  # fmt: skip
+
+        def run() -> None:
+            for name, array in arrays.items() if strict_cuda.is_watching() else ():
+                strict_cuda.use(array, is_written=f"{name}[i] = " in self.loop)
+            self._execute(dict(names))
 
         return run
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel import backend
+from simparallel.backend import kernel_name_of
 from stand_in import strict, strict_cuda as cuda, strict_nccl as nccl
 from stand_in.strict import xp
 
@@ -185,3 +186,17 @@ def test_pointer_of_an_array_is_cupys(cupy: Any) -> None:
     array = cupy.ndarray((2, 2), np.dtype("float32"), cupy.cuda.MemoryPointer(memory, 16))
     assert array.data.ptr == 4112
     assert strict.xp.ones(3).data.ptr % 8 == 0
+
+
+@pytest.mark.parametrize("name", ["double", "<lambda>", "2x", "total", ""])
+def test_names_that_no_kernel_can_have(name: str) -> None:
+    """A compiler would refuse them; a function with this name gives its kernel another one."""
+    loop = "    for (long long i = 0; i < num_lanes; i++) {{\n        total = 1;\n    }}\n"
+    code = f"void {{}}() {{{{\n    double total = 0;\n{loop}}}}}"
+    with pytest.raises(RuntimeError, match="expected an identifier|already been declared"):
+        xp.RawKernel(code.format(name), name)
+    xp.RawKernel(code.format(kernel_name_of(name)), kernel_name_of(name))
+    xp.fuse(kernel_name=kernel_name_of(name))
+    if name != "total":
+        with pytest.raises(RuntimeError, match="expected an identifier"):
+            xp.fuse(kernel_name=name)

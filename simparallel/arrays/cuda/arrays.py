@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from simparallel.arrays.captures import running
-from simparallel.arrays.cuda import add_rows, multi_tensor, products
+from simparallel.arrays.cuda import add_rows, column_softmax, multi_tensor, products
 from simparallel.arrays.cuda.kernel_source import itself
-from simparallel.arrays.cuda.row_sums import row_sums
+from simparallel.arrays.cuda.row_sums import row_map, row_sums
 from simparallel.arrays.host import normalize
 from simparallel.arrays.host.arrays import MANY_ROWS, HostArrays, channels_last
 from simparallel.arrays.host.sums import HALF, in_order_of
@@ -21,12 +22,12 @@ from simparallel.backend import Array, fused, to_device_like, to_host
 
 # Size of intermediate results of a call at once; at most 1 / 16 of `device_memory`.
 CHUNK_BYTES = 256 << 20
+# Size of the scores of an attention at once.
+SCORES_BYTES = 64 << 20
 # Vectors of ones up to this length share one array.
 _NUM_ONES = 1 << 16
 # The longest word that a thread copies at once.
 _WORD_BYTES = 16
-# For fewer elements, a product with ones gives NumPy's bits.
-_MANY_ELEMENTS = 1 << 16
 # Taps of a window in one kernel, because CUDA limits the arguments of a kernel to 4,096 bytes: 80 for each array.
 _MOST_TAPS = 16
 
@@ -54,6 +55,10 @@ class CudaArrays(HostArrays):
     def work_bytes(self) -> float:  # type: ignore[override]
         return min(CHUNK_BYTES, (scratch.limit_bytes or sys.maxsize) // 16)
 
+    @property
+    def scores_bytes(self) -> float:  # type: ignore[override]
+        return min(SCORES_BYTES, self.work_bytes)
+
     gathered_bytes = work_bytes  # type: ignore[assignment]
 
     def from_host(self, make: Callable[[], np.ndarray], like: Array) -> Array:
@@ -67,6 +72,10 @@ class CudaArrays(HostArrays):
 
     def fusible(self, x: Array, like: Array) -> Array:
         return in_order_of(self.xp, x, like)
+
+    def scaled_transpose(self, x: Array, scale: float) -> Array:
+        # cuBLAS reads transposed matrices; to write them takes longer than to scale them.
+        return self.xp.multiply(x, scale, out=self.xp.empty(x.shape, x.dtype)).swapaxes(-1, -2)
 
     def ones(self, count: int, like: Array) -> Array:
         if count > _NUM_ONES:
@@ -91,21 +100,30 @@ class CudaArrays(HostArrays):
             return super().sums_of_channels(compute, arrays, columns)
         return row_sums(compute, rows, columns), None
 
+    def map_channels(
+        self, compute: Callable[..., None], arrays: Sequence[Any], columns: Sequence[Any], *numbers: float
+    ) -> None:
+        given, rows = [x for x in arrays if x is not None], [x if x is None else channels_last(x) for x in arrays]
+        if rows[0] is None or len({(x.strides, x.dtype) for x in given}) > 1:
+            super().map_channels(compute, arrays, columns, *numbers)
+        else:
+            dtype = rows[0].dtype
+            of_columns = [v if v is None else self.xp.ascontiguousarray(v, dtype) for v in columns]
+            row_map(compute, rows, of_columns, *numbers)
+
     def centered(self, x: Array, sums: Array, count: int) -> tuple[Array, Array | None, Array, Array]:
         # Kernels compute distances from the mean anew, instead of writing and reading them.
         mean = sums / count
         return x, mean, self.xp.empty_like(x), self.sums_of_channels(normalize.squared_distances, [x], [mean])[0][0]
 
-    def column_sums(self, x: Array) -> Array:
-        is_large = x.size >= _MANY_ELEMENTS and x.flags.c_contiguous
-        return row_sums(itself, [x])[0] if is_large else super().column_sums(x)
+    def column_softmax(self, x: Array, first: int | None, may_see_none: bool) -> Array:
+        x = self.xp.ascontiguousarray(x)
+        column_softmax.softmax(x, first, float(np.finfo(x.dtype).min) if may_see_none else -math.inf)
+        return x
 
-    def column_products(self, x: Array, y: Array) -> Array:
-        is_plain = x.shape == y.shape and x.flags.c_contiguous and y.flags.c_contiguous
-        return row_sums(_product, [x, y])[0] if is_plain else super().column_products(x, y)
-
-    def column_maxima(self, x: Array) -> Array:
-        return x.max(axis=-2, keepdims=True)
+    def column_softmax_gradient(self, dp: Array, p: Array) -> Array:
+        column_softmax.gradient(dp, p)
+        return dp
 
     def total(self, x: Array, here: Callable[[Array], Any], in_kernel: Callable[..., Array]) -> Any:
         return self.sums(in_kernel, [x])[0]
@@ -153,10 +171,6 @@ class CudaArrays(HostArrays):
         for start in range(0, len(taps), step):
             pixels = *taps[start : start + step], *grads[start : start + step]
             fused(self.xp, _give_to_first, is_apart=is_apart)(dy, y, is_free, *pixels)
-
-
-def _product(xp: Any, x: Array, y: Array) -> Array:
-    return x * y
 
 
 def _where_positive(xp: Any, x: Array, y: Array) -> Array:

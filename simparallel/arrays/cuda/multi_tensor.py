@@ -18,7 +18,7 @@ import numpy as np
 
 from simparallel.arrays.cuda.kernel_source import TYPES, KernelSource, Number, compiled, itself
 from simparallel.arrays.host.arrays import Call
-from simparallel.backend import Array, get_namespace, gpu_of, is_on_gpu, to_device_like
+from simparallel.backend import Array, get_namespace, gpu_of, is_on_gpu, kernel_name_of, to_device_like
 
 _THREADS = 512
 # Elements of a block: few enough to occupy all multiprocessors with some 100,000 elements.
@@ -150,7 +150,7 @@ class MultiTensorKernel:
             pointers.append("double total = 0;")
             parameters.append(", double* totals")
             stores, end = [f"total += double({result.name});"], _SUM_OF_BLOCK.format(threads=_THREADS)
-        num_arrays, name = len(names), settings.get("update", compute).__name__.strip("_")
+        num_arrays, name = len(names), kernel_name_of(settings.get("update", compute).__name__)
         words_bytes, others_bytes = 8 * (num_arrays + 2), 8 * (len(parameters) + 1)
         self.capacity = (_ARGUMENTS_BYTES - others_bytes) // words_bytes
         code = _KERNEL.format(

@@ -1,8 +1,9 @@
-"""Matrix products inside a capture.
+"""Matrix products that CuPy refuses, or copies matrices for.
 
 CuPy 14 refuses to call cuBLAS on a stream that is capturing, although cuBLAS can be captured ("CUDA Graphs Support" in
-its documentation). So in a capture, `matmul` and `einsum` call cuBLAS from here, with CuPy's handle: first
-`cublasSetStream_v2`, then `cublasGemmStridedBatchedEx`. Outside of captures CuPy's own products run.
+its documentation), and copies stacks of transposed matrices. So for these, and in a capture, `matmul` calls cuBLAS from
+here, with CuPy's handle: first `cublasSetStream_v2`, then `cublasGemmStridedBatchedEx`; `einsum` does in a capture. All
+other products are CuPy's own.
 """
 
 from __future__ import annotations
@@ -29,10 +30,15 @@ def matmul(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
         a, b = (x[0] if x.ndim == out.ndim else x for x in (a, b))
         matmul(xp, a, b, out[0])
         return out
-    if running.capture is not None:
+    if running.capture is not None or _is_copied(a) or _is_copied(b):
         return product(xp, a, b, out)
     # CuPy's operator starts sooner than its function.
     return a @ b if out is None else xp.matmul(a, b, out=out)
+
+
+def _is_copied(x: Array) -> bool:
+    """Return whether CuPy would copy x before a product: a stack of transposed matrices, which cuBLAS reads."""
+    return x.ndim > 2 and x.strides[-2] == x.itemsize < x.strides[-1] and x.dtype.name in _TYPES
 
 
 def einsum(xp: Any, equation: str, *operands: Array, **settings: Any) -> Array:
@@ -116,7 +122,13 @@ def _as_batch(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
     else:
         if x.shape[:-2] != batch:
             x = xp.broadcast_to(x, (*batch, rows, columns))
-        x = x.reshape(-1, rows, columns)
+        is_turned = x.strides[-2] < x.strides[-1]
+        # A copy, if one is needed, keeps the order of rows and columns.
+        x = (
+            x.swapaxes(-1, -2).reshape(-1, columns, rows).swapaxes(-1, -2)
+            if is_turned
+            else x.reshape(-1, rows, columns)
+        )
     return x if _leading(x) else xp.ascontiguousarray(x)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.arrays.host import normalize, tiles
+from simparallel.arrays.host import normalize, scores, tiles
 from simparallel.arrays.host.sums import HALF, wider
 from simparallel.arrays.host.windows import Pair, Windows, scratch
 from simparallel.backend import Array, fused
@@ -44,6 +44,7 @@ class HostArrays:
         pieces: (size, others) -> (b, L): b pieces of length L, whose products with `others` numbers are fast.
         gathered_bytes: size of the gathered windows of a convolution at once.
         work_bytes: size of other intermediate results of a call at once.
+        scores_bytes: size of the scores of an attention at once, which are kept for backward if they are no more.
         has_fast_taps: sums over the taps of a window, and small transforms, are faster than one large product.
         joins_updates: the updates of many parameters are one kernel, so they are collected.
         reads_wait: a read of a value waits for pending operations.
@@ -51,6 +52,7 @@ class HostArrays:
 
     gathered_bytes = 4 << 20
     work_bytes: float = math.inf
+    scores_bytes: float = math.inf
     has_fast_taps = True
     joins_updates = False
     reads_wait = False
@@ -108,6 +110,11 @@ class HostArrays:
             out[...] = wide
             return out
         return self.matmul(a, b, out=out)
+
+    def scaled_transpose(self, x: Array, scale: float) -> Array:
+        """Return scale * x.T for x (..., t, d): contiguous, where products with it are faster than with a view."""
+        out = self.xp.empty((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
+        return self.xp.multiply(x.swapaxes(-1, -2), scale, out=out)
 
     def ones(self, count: int, like: Array) -> Array:
         """Return a vector of `count` ones with the dtype of `like`. Never write to it: calls may share it."""
@@ -188,6 +195,20 @@ class HostArrays:
             self.channel_sums(result, sums[k])
         return sums, results[-1]
 
+    def map_channels(
+        self, compute: Callable[..., None], arrays: Sequence[Any], columns: Sequence[Any], *numbers: float
+    ) -> None:
+        """Call an elementwise function, which changes arrays in place.
+
+        Args:
+            compute: (xp, *arrays, *columns, *numbers); see `cuda.kernel_source`.
+            arrays: arrays (n, c, ...) of one dtype. Any but the first may be None.
+            columns: arrays (c,), or None.
+            numbers: numbers.
+        """
+        along = [v if v is None else normalize.along_channels(v, arrays[0].ndim) for v in columns]
+        fused(self.xp, compute)(*arrays, *along, *numbers)
+
     def centered(self, x: Array, sums: Array, count: int) -> tuple[Array, Array | None, Array, Array]:
         """Centre x (n, c, ...) for a batch norm, given its sums (c,) over `count` elements.
 
@@ -198,22 +219,18 @@ class HostArrays:
         kept, y = fused(self.xp, normalize.centered)(x, normalize.along_channels(sums, x.ndim), count)
         return kept, None, y, self.channel_sums(y)
 
-    def column_sums(self, x: Array) -> Array:
-        """Sum contiguous x (..., s, t) over s."""
-        # A product with ones is the fastest sum.
-        return self.matmul(self.ones(x.shape[-2], x), x)
+    def column_softmax(self, x: Array, first: int | None, may_see_none: bool) -> Array:
+        """Return the softmax of x (..., s, t) along s; the memory of x may be reused.
 
-    def column_products(self, x: Array, y: Array) -> Array:
-        """Sum x * y, both (..., s, t), over s."""
-        return self.einsum("...st,...st->...t", x, y)
+        Args:
+            first: column i has the rows 0 … first + i, and 0 in all others; None for all rows.
+            may_see_none: all numbers of a column may be -infinity, and its softmax is 0 then.
+        """
+        return scores.softmax(self, x, first, may_see_none)
 
-    def column_maxima(self, x: Array) -> Array:
-        """Return the maxima along dim -2, kept with size 1: by halves, three times as fast as `max` (NumPy 2.4)."""
-        while (num_rows := x.shape[-2]) > 1:
-            # An odd number of rows: the halves share the middle row.
-            half = -(-num_rows // 2)
-            x = self.xp.maximum(x[..., :half, :], x[..., num_rows - half :, :])
-        return x
+    def column_softmax_gradient(self, dp: Array, p: Array) -> Array:
+        """Return the gradient of x, p (dp - d) with d = sum of dp p over s, in the memory of dp."""
+        return scores.gradient(self, dp, p)
 
     # --- many parameters ------------------------------------------------------------------------
 

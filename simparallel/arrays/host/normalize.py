@@ -97,17 +97,16 @@ def root_gradient(
 
 
 def channel_gradient(
-    xp: ModuleType, dy: Array, x: Array, factor: Array, r: Array, sums: Array, sums_x: Array, count: int,
-    work: Array | None, mean: Array | None,
-) -> Array:  # fmt: skip
-    """Return factor (dy - sums / count - (x - mean) r sums_x / count)."""
+    xp: ModuleType, dx: Array, dy: Array, x: Array, work: Array | None, factor: Array, r: Array, sums: Array,
+    sums_x: Array, mean: Array | None, count: int,
+) -> None:  # fmt: skip
+    """Write factor (dy - sums / count - (x - mean) r sums_x / count) to dx."""
     if mean is not None:
         x = x - mean
-    dx = dy * factor
+    xp.multiply(dy, factor, out=dx)
     work = xp.multiply(x, factor * r * (sums_x / count), out=work)
     work += factor * (sums / count)
     dx -= work
-    return dx
 
 
 def move_running(

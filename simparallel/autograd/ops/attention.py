@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import prod
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from simparallel.arrays.host.arrays import HostArrays
 from simparallel.arrays.host.sums import wider
-from simparallel.arrays.host.windows import scratch
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, fused, get_namespace, number_on
+from simparallel.backend import Array, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.layout.rule import broadcast
 from simparallel.machine.products import MatrixProduct
@@ -35,7 +33,7 @@ class ScaledDotProductAttention(Op):
     dv = p.T dy,  ds = p * (dp - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
     A query that sees no key gives 0. Scores are stored transposed, (..., s, t): operations on the
     row of one query then run over contiguous rows of all queries. On a GPU, scores of more than
-    `ctx.arrays.work_bytes` are computed for blocks of queries, and again in backward instead of kept
+    `ctx.arrays.scores_bytes` are computed for blocks of queries, and again in backward instead of kept
     (Dao et al. 2022, "FlashAttention").
 
     Args:
@@ -87,10 +85,11 @@ class ScaledDotProductAttention(Op):
         """Return the queries and the keys of each block; one block in host memory."""
         num_queries, num_keys = q.shape[-2], k.shape[-2]
         row_bytes = prod(ctx.plan.output.shape[:-2]) * num_keys * q.dtype.itemsize
-        work_bytes = ctx.arrays.work_bytes
-        if row_bytes * num_queries <= work_bytes:
+        num_blocks = max(1, math.ceil(row_bytes * num_queries / max(ctx.arrays.scores_bytes, 1)))
+        if num_blocks == 1:
             return [(slice(0, num_queries), slice(0, num_keys))]
-        count, blocks = max(1, int(work_bytes // row_bytes)), []
+        # Blocks of about the same size.
+        count, blocks = -(-num_queries // num_blocks), []
         for start in range(0, num_queries, count):
             stop = min(start + count, num_queries)
             # Later keys are hidden from all queries of this block.
@@ -102,20 +101,13 @@ class ScaledDotProductAttention(Op):
         """Return the softmax (..., s, t) of the queries from `start` on over the keys."""
         xp, dtype = ctx.xp, ctx.dtype
         # The transposed copy of q includes the scale, which spares a pass over the scores.
-        scores_ST = ctx.arrays.matmul(k, _scaled_transpose(xp, q, self._scale(ctx)))
-        if self.causal:
-            scores_ST += _causal_mask(xp, scores_ST, ctx.offset("t") + start, len(ctx.blocks) == 1)
+        scores_ST = ctx.arrays.matmul(k, ctx.arrays.scaled_transpose(q, self._scale(ctx)))
         if mask is not None:
             if mask.dtype == "bool":
                 mask = xp.where(mask, number_on(xp, 0, dtype), -math.inf)
             scores_ST = _add(scores_ST, mask.swapaxes(-1, -2))
-        largest = ctx.arrays.column_maxima(scores_ST)
-        # A query that sees no key has scores of -inf; without the bound, -inf - -inf would give NaN.
-        lowest = None if mask is None else float(np.finfo(dtype).min)
-        fused(xp, _exponentials, bounded=mask is not None)(scores_ST, largest, lowest)
-        total = ctx.arrays.column_sums(scores_ST)[..., None, :]
-        fused(xp, _divide, may_be_zero=mask is not None)(scores_ST, total)
-        return scores_ST
+        first = ctx.offset("t") + start if self.causal else None
+        return ctx.arrays.column_softmax(scores_ST, first, mask is not None)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, inputs, needs = ctx.xp, (ctx.q, ctx.k, ctx.v), ctx.needs
@@ -140,17 +132,16 @@ class ScaledDotProductAttention(Op):
     def _gradients(
         self, ctx: Context, q: Array, k: Array, v: Array, mask_shape: tuple[int, ...], p_ST: Array, dy: Array
     ) -> Sequence[Array | None]:
-        xp, needs, scale = ctx.xp, ctx.needs, self._scale(ctx)
+        needs, scale = ctx.needs, self._scale(ctx)
         dq = dk = dv = dmask = None
         if needs[2]:
             dv = ctx.arrays.unbroadcast(_matmul(ctx.arrays, p_ST, dy, v), v.shape)
         if needs[0] or needs[1] or needs[3:] == (True,):
             # The mask is added to the scaled scores, so its gradient is ds without the scale.
             inner = 1.0 if needs[3:] == (True,) else scale
-            ds_ST = ctx.arrays.matmul(v, _scaled_transpose(xp, dy, inner))
+            ds_ST = ctx.arrays.matmul(v, ctx.arrays.scaled_transpose(dy, inner))
             # D also equals rowsum(dy * y), but with that form dp - D loses all digits where p is nearly 1.
-            d_T = ctx.arrays.column_products(ds_ST, p_ST)
-            fused(xp, _score_gradient)(ds_ST, d_T[..., None, :], p_ST)
+            ds_ST = ctx.arrays.column_softmax_gradient(ds_ST, p_ST)
             if needs[3:] == (True,):
                 dmask = ctx.arrays.unbroadcast(ds_ST.swapaxes(-1, -2), mask_shape)
                 ds_ST = ds_ST * scale
@@ -240,37 +231,12 @@ class RotaryEmbedding(Op):
         return y
 
 
-def _exponentials(xp: ModuleType, scores: Array, largest: Array, lowest: float | None, *, bounded: bool) -> None:
-    """Replace the scores by e ** (scores - largest)."""
-    if bounded:
-        largest = xp.maximum(largest, lowest)
-    scores -= largest
-    xp.exp(scores, out=scores)
-
-
-def _divide(xp: ModuleType, exps: Array, total: Array, *, may_be_zero: bool) -> None:
-    if may_be_zero:
-        total = total + (total == 0)
-    exps *= 1 / total
-
-
-def _score_gradient(xp: ModuleType, dp: Array, d: Array, p: Array) -> None:
-    dp -= d
-    dp *= p
-
-
 def _add(a: Array, b: Array) -> Array:
     """Return a + b, in place unless b has batch dims that a lacks."""
     if broadcast(a.shape, b.shape) == a.shape:
         a += b
         return a
     return a + b.astype(a.dtype, copy=False)
-
-
-def _scaled_transpose(xp: ModuleType, x: Array, scale: float) -> Array:
-    """Return scale * x.T, contiguous: products with it are twice as fast as with a view.   x: (..., t, d)"""
-    out = xp.empty((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
-    return xp.multiply(x.swapaxes(-1, -2), scale, out=out)
 
 
 def _matmul(arrays: HostArrays, a: Array, b: Array, like: Array) -> Array:
@@ -283,21 +249,6 @@ def _matmul(arrays: HostArrays, a: Array, b: Array, like: Array) -> Array:
         return arrays.matmul(a, b)
     out = arrays.xp.empty_like(like, shape=(*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
     return arrays.matmul(a, b, out=out)
-
-
-def _causal_mask(xp: ModuleType, scores_ST: Array, first: int, is_shared: bool) -> Array:
-    """Return (s, t): 0 where query first + i sees key j, that is j <= first + i, else -inf. Layers can share a mask."""
-    num_keys, num_queries = scores_ST.shape[-2:]
-    dtype = scores_ST.dtype
-
-    def make() -> Array:
-        seen = xp.arange(num_keys)[:, None] <= xp.arange(first, first + num_queries)
-        return xp.where(seen, number_on(xp, 0, dtype), -math.inf)
-
-    if not is_shared:
-        return make()
-    what = (num_keys, num_queries, first)
-    return scratch.made("attention.causal", what, num_keys * num_queries, scores_ST, make)
 
 
 def _attention_with_dropout(

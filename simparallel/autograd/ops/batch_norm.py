@@ -105,8 +105,7 @@ class BatchNorm(AbstractNorm):
         if self._observe is not None:
             self._observe(*self._mean_over_groups(ctx, mean, var), count)
         ctx.scale = weighted[0] if weighted else ctx.r
-        factor, shift, mean = (v if v is None else along_channels(v, x.ndim) for v in (ctx.scale, b, ctx.mean))
-        fused(xp, normalize.scale)(y, ctx.x, factor, None, shift, mean)
+        ctx.arrays.map_channels(normalize.scale, [y, ctx.x], [ctx.scale, None, b, ctx.mean])
         return y.astype(ctx.plan.output.dtype, copy=False)
 
     def _mean_over_groups(self, ctx: Context, mean: Array, var: Array) -> tuple[Array, Array]:
@@ -128,9 +127,9 @@ class BatchNorm(AbstractNorm):
         dx = None
         if ctx.needs[0]:
             totals = ctx.sum_over(ctx.dims, sums, self.group_size)
-            *of_channels, mean = (v if v is None else along_channels(v, dy.ndim) for v in (scale, r, *totals, ctx.mean))
-            work = None if work is None else ctx.arrays.reusable(work)
-            dx = fused(xp, normalize.channel_gradient)(dy, x, *of_channels, ctx.count, work, mean)
+            work, dx = None if work is None else ctx.arrays.reusable(work), xp.empty_like(dy)
+            of_channels = [scale, r, *totals, ctx.mean]
+            ctx.arrays.map_channels(normalize.channel_gradient, [dx, dy, x, work], of_channels, ctx.count)
         return (dx, *grads)
 
     def exchanges(self, plan: Plan) -> Exchanges:
