@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.clock.memory import GRADIENTS, owner_of
@@ -150,7 +151,7 @@ class Backward:
             gradient += before
             total = gradient
         else:
-            total = before + gradient
+            total = arrays_of(before, gradient).add(before, gradient)
         if is_new or before is not None:
             self._own.add(key)
         self.grads[key] = total

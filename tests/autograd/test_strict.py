@@ -17,7 +17,9 @@ from refusals import refused
 from stand_in import cupy_lacks
 from stand_in.strict import StrictArray, xp
 
+import simparallel as sp
 from simparallel import backend
+from simparallel.arrays.cuda.arrays import CudaArrays
 from simparallel.autograd import Op, Tensor, functions as F
 from simparallel.autograd.op import AbstractConstant
 from simparallel.backend import get_namespace, is_array, to_device_like, to_host
@@ -266,3 +268,32 @@ def test_results_without_dims_stay_arrays():
     assert is_array(x)
     assert get_namespace(2.0, x) is xp
     assert type(to_device_like(np.ones(2), x)) is StrictArray
+
+
+def test_results_of_ufuncs_are_in_c_order():
+    """As in CuPy, whatever the order of their inputs; NumPy keeps that order."""
+    x = xp.ones((2, 3, 4)).transpose(2, 0, 1)
+    for result in (x + x, -x, x > 0, xp.exp(x), xp.maximum(x, 0), xp.where(x > 0, x, 0)):
+        assert result.flags.c_contiguous
+    out = xp.empty_like(x)
+    assert xp.add(x, x, out=out).strides == x.strides
+
+
+def test_channels_stay_innermost_in_a_residual_net(monkeypatch):
+    """Else a kernel copies the gradients of each batch norm, which takes longer than the norm itself."""
+    copies = []
+
+    def fusible(self, x, like):
+        copies.append(x.strides != like.strides)
+        return before(self, x, like)
+
+    before = CudaArrays.fusible
+    monkeypatch.setattr(CudaArrays, "fusible", fusible)
+
+    def program():
+        x = sp.Tensor(np.ones((2, 3, 32, 32), np.float32))
+        sp.functions.cross_entropy(sp.models.resnet18(10, "cifar")(x), sp.Tensor(np.array([1, 2]))).backward()
+
+    sp.launch(program, world_size=1, transport="inline", array="cupy")
+    # The average pool gives its gradient with the channels outermost, up to the last norms before a shortcut.
+    assert (len(copies), sum(copies)) == (20, 3)

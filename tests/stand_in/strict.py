@@ -495,6 +495,7 @@ def _guarded(
     function: Callable[..., Any], name: str, lacks: frozenset[str], *, from_host: bool = False
 ) -> Callable[..., Any]:
     """Wrap `function` to take and return device arrays, and to refuse the keywords `lacks`."""
+    plain = partial(_in_c_order, function) if isinstance(function, np.ufunc) or function is np.where else function
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if unknown := sorted(lacks & kwargs.keys()):
@@ -520,10 +521,10 @@ def _guarded(
             target = kwargs.get("out")
             if name in _IN_PLACE or name.endswith(".at"):
                 target = owner if isinstance(owner, np.ndarray) else args[0]
-            compute = partial(function, *args, **kwargs)
+            compute = partial(plain, *args, **kwargs)
             result = _capture(graph, name, compute, target, (*args, *kwargs.values(), owner))
             return _wrap(result) if target is None or kwargs.get("out") is target else None
-        result = function(*args, **kwargs)
+        result = plain(*args, **kwargs)
         if kwargs.get("out") is not None:
             _note_launch(name, kwargs["out"], reads=args)
         elif name in _IN_PLACE or name.endswith(".at"):
@@ -605,8 +606,16 @@ class StrictNamespace:
         return value
 
 
+def _in_c_order(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return a new array of a ufunc in C order, whatever the order of its inputs, as CuPy does."""
+    result = compute(*args, **kwargs)
+    is_new = kwargs.get("out") is None and isinstance(result, np.ndarray)
+    return result.copy("C") if is_new and not result.flags.c_contiguous else result
+
+
 def _operated(name: str, compute: Callable[[], Any], *reads: Any) -> Any:
     """Return the result of an operator, a new array."""
+    compute = partial(_in_c_order, compute)
     if (graph := strict_cuda.captured_graph()) is not None:
         return _wrap(_capture(graph, name, compute, None, reads))
     result = compute()

@@ -41,10 +41,11 @@ class HostArrays:
         xp: the array library.
         matmul: a @ b as the library computes it: (a, b, out=None).
         einsum: the library's einsum.
+        add, maximum: of an array, and an array or number; where two arrays have the same strides, the result has, too.
         pieces: (size, others) -> (b, L): b pieces of length L, whose products with `others` numbers are fast.
         gathered_bytes: size of the gathered windows of a convolution at once.
         work_bytes: size of other intermediate results of a call at once.
-        scores_bytes: size of the scores of an attention at once, which are kept for backward if they are no more.
+        scores_bytes: size of the largest scores of an attention that are kept for backward.
         has_fast_taps: sums over the taps of a window, and small transforms, are faster than one large product.
         joins_updates: the updates of many parameters are one kernel, so they are collected.
         reads_wait: a read of a value waits for pending operations.
@@ -58,10 +59,13 @@ class HostArrays:
     reads_wait = False
     matmul: Callable[..., Array]
     einsum: Callable[..., Array]
+    add: Callable[[Array, Array], Array]
+    maximum: Callable[[Array, Array | float], Array]
     pieces: Callable[[int, int], tuple[int, int]] = staticmethod(tiles.pieces)
 
     def __init__(self, xp: ModuleType) -> None:
         self.xp, self.matmul, self.einsum = xp, xp.matmul, xp.einsum
+        self.add, self.maximum = xp.add, xp.maximum
 
     # --- places ---------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ class ScaledDotProductAttention(Op):
     dv = p.T dy,  ds = p * (dp - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
     A query that sees no key gives 0. Scores are stored transposed, (..., s, t): operations on the
     row of one query then run over contiguous rows of all queries. On a GPU, scores of more than
-    `ctx.arrays.scores_bytes` are computed for blocks of queries, and again in backward instead of kept
-    (Dao et al. 2022, "FlashAttention").
+    `ctx.arrays.work_bytes` are computed for blocks of queries, and of more than `scores_bytes` again in backward
+    instead of kept (Dao et al. 2022, "FlashAttention").
 
     Args:
         causal: query i sees the keys 0 … i only, with positions in the whole tensor.
@@ -67,12 +67,13 @@ class ScaledDotProductAttention(Op):
         xp = ctx.xp
         dtype = ctx.dtype = wider(ctx.plan.output.dtype)
         ctx.q, ctx.k, ctx.v = q, k, v = [array.astype(dtype, copy=False) for array in (q, k, v)]
-        ctx.blocks = self._blocks(ctx, q, k)
+        ctx.blocks, ctx.mask, ctx.p_ST = self._blocks(ctx, q, k), mask, None
         if len(ctx.blocks) == 1:
-            ctx.p_ST = self._softmax(ctx, q, k, mask, 0)
-            y = _matmul(ctx.arrays, ctx.p_ST.swapaxes(-1, -2), v, q)
+            p_ST = self._softmax(ctx, q, k, mask, 0)
+            y = _matmul(ctx.arrays, p_ST.swapaxes(-1, -2), v, q)
+            if p_ST.nbytes <= ctx.arrays.scores_bytes:
+                ctx.mask, ctx.p_ST = None, p_ST
         else:
-            ctx.mask, ctx.p_ST = mask, None
             shape = ctx.plan.output.shape
             y = xp.empty_like(q, shape=shape) if q.ndim == len(shape) else xp.empty(shape, dtype)
             for queries, keys in ctx.blocks:
@@ -85,7 +86,7 @@ class ScaledDotProductAttention(Op):
         """Return the queries and the keys of each block; one block in host memory."""
         num_queries, num_keys = q.shape[-2], k.shape[-2]
         row_bytes = prod(ctx.plan.output.shape[:-2]) * num_keys * q.dtype.itemsize
-        num_blocks = max(1, math.ceil(row_bytes * num_queries / max(ctx.arrays.scores_bytes, 1)))
+        num_blocks = max(1, math.ceil(row_bytes * num_queries / max(ctx.arrays.work_bytes, 1)))
         if num_blocks == 1:
             return [(slice(0, num_queries), slice(0, num_keys))]
         # Blocks of about the same size.
@@ -113,8 +114,9 @@ class ScaledDotProductAttention(Op):
         xp, inputs, needs = ctx.xp, (ctx.q, ctx.k, ctx.v), ctx.needs
         dy = dy.astype(ctx.dtype, copy=False)
         mask_shape = ctx.plan.inputs[3].shape if len(needs) == 4 else ()
-        if ctx.p_ST is not None:
-            return self._gradients(ctx, *inputs, mask_shape, ctx.p_ST, dy)
+        if len(ctx.blocks) == 1:
+            p_ST = self._softmax(ctx, *inputs[:2], ctx.mask, 0) if ctx.p_ST is None else ctx.p_ST
+            return self._gradients(ctx, *inputs, mask_shape, p_ST, dy)
         shapes = [*(array.shape for array in inputs), mask_shape]
         grads = [xp.zeros(shape, ctx.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)]
         for queries, keys in ctx.blocks:

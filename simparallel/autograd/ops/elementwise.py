@@ -57,7 +57,7 @@ class Add(AbstractBinary):
 
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.shapes = a.shape, b.shape
-        return a + b
+        return ctx.arrays.add(a, b)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return [ctx.arrays.unbroadcast(dy, s) if n else None for s, n in zip(ctx.shapes, ctx.needs, strict=True)]
@@ -218,7 +218,7 @@ class ReLU(AbstractUnary):
     """y = max(x, 0); the gradient at 0 is 0"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = ctx.xp.maximum(x, 0 if x.dtype.kind != "b" else False)
+        ctx.y = ctx.arrays.maximum(x, 0 if x.dtype.kind != "b" else False)
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
