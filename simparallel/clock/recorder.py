@@ -357,7 +357,7 @@ class Recorder:
 
     def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> WorkPrice:
         """Return the price of an op's forward, or with `needs` of its backward for these gradients."""
-        return self.price(op.cost(plan, self.cluster.device.software, needs))
+        return self.price(op.cost(plan, self.cluster.device.software, needs, self.cluster.dtype))
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
@@ -437,7 +437,10 @@ class Recorder:
         """
         for device, numbers in (work or {None: [0, 0, 4, 0]}).items():
             recorder = self if device in (None, self.device) else self.of(device)
-            recorder.work(name, "optimizer", start_ns, *numbers)
+            flops, size_bytes, itemsize, *tensors = numbers
+            # Of float parameters; the states of float16 ones are float32.
+            described = self.cluster.itemsize(np.dtype(f"f{itemsize}"))
+            recorder.work(name, "optimizer", start_ns, flops, size_bytes * described // itemsize, described, *tensors)
         self.next_step()
 
     def work(self, name: str, kind: str, wall_start_ns: int, *work: int) -> None:

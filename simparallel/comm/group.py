@@ -125,8 +125,18 @@ class Group:
 
     def size_bytes_of(self, plan: CallPlan, parity: int) -> int:
         """Return the bytes of the vector that the network model prices; only the root may know them."""
-        known = plan.vector_bytes >= 0
-        return plan.vector_bytes if known else self.views.note_of(plan.root, parity)[h.NBYTES - h.COMPARED]
+        return self.described(plan, parity, plan.vector_bytes)
+
+    def described(self, plan: CallPlan, parity: int, size_bytes: int) -> int:
+        """Return the bytes on the described devices of so many bytes of a call's arrays; of the root's for -1."""
+        dtype = plan.dtype
+        if dtype is None and plan.vector_bytes < 0:
+            note = self.views.note_of(plan.root, parity)
+            size_bytes = note[h.NBYTES - h.COMPARED] if size_bytes < 0 else size_bytes
+            dtype = h.decode_given(*note[h.GIVEN_DTYPE - h.COMPARED :])[1]
+        if dtype is None or self.recorder is None:
+            return size_bytes
+        return size_bytes * self.recorder.cluster.itemsize(dtype) // max(dtype.itemsize, 1)
 
     def price(self, plan: CallPlan, parity: int) -> tuple[int, Traffic]:
         """Return the bytes of the vector and the price of a call on the described network."""
