@@ -5,6 +5,9 @@ it. Both compute products in full float32, without TF32. The floor is the predic
 step on a device with the measured ceilings of this one, and no cost of kernel launches. The prediction comes from
 a dry run with the calibration of this GPU, which has seen none of these steps. The captured step launches
 forward and backward as one graph, see `captured`; it is measured after the others, and not predicted.
+
+`python -m benchmarks step --cluster dgx-h100` needs no GPU: it prints the predictions of these steps, and of some of
+transformers, for the described devices, by the type that they compute in.
 """
 
 from __future__ import annotations
@@ -26,12 +29,16 @@ from simparallel import models
 from simparallel.arrays.cuda.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.arrays.host.windows import scratch
 from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
+from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.machine.cluster import ClusterSpec, describe, this_gpu_file
 from simparallel.machine.device import DeviceSpec
 from simparallel.predict.calibration import calibrate
 from simparallel.predict.gpu_calibration import changed, gpu_fingerprint
 from simparallel.predict.prediction import Prediction
+from simparallel.simulate.config import read_config
+from simparallel.simulate.program import train
+from simparallel.simulate.transformer import Recompute, TrainingPlan
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
 CEILING_SIZE = 4096
@@ -50,6 +57,18 @@ TASKS = (
         tokens,
     ),
 )
+# Types of a described device; "autocast" is that of a program in mixed precision.
+TYPES = ("float32", "tf32", "autocast", "bfloat16", "float8")
+_LLAMA = {"model_type": "llama", "vocab_size": 32_000, "tie_word_embeddings": False}
+_SMALL = _LLAMA | {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16, "intermediate_size": 5504}
+_WIDE = _LLAMA | {"hidden_size": 4096, "num_hidden_layers": 6, "num_attention_heads": 32, "intermediate_size": 14_336}
+# Title -> the config of a transformer, sequences, their length, and what backward computes again.
+TRANSFORMERS: dict[str, tuple[dict[str, Any], int, int, Recompute]] = {
+    "Llama 16 layers, d 2048, T 2048, batch 1": (_SMALL, 1, 2048, "none"),
+    "Llama 16 layers, d 2048, T 2048, batch 4": (_SMALL, 4, 2048, "none"),
+    "the same, each block computed again": (_SMALL, 4, 2048, "full"),
+    "Llama 6 layers, d 4096, T 4096, batch 2": (_WIDE | {"num_key_value_heads": 8}, 2, 4096, "none"),
+}
 # A function that records an event, and one that returns the seconds between two events.
 Clock = tuple[Callable[[], Any], Callable[[Any, Any], float]]
 
@@ -123,6 +142,30 @@ def predicted(task: Task, cluster: ClusterSpec, steps: int = 3) -> Prediction:
             step()
 
     return sp.dry_run(program, cluster=cluster, unknown=0.0)
+
+
+def tell_described(cluster: str, names: list[str] | None = None) -> None:
+    """Print the predicted steps on described devices, by the type that they compute in."""
+    rows: list[tuple[str, ...]] = [("training step", "type", "predicted", "allocated")]
+    for task in chosen_tasks(names, TASKS):
+        for dtype in TYPES:
+            is_mixed = dtype == "autocast"
+            mixed = replace(task, ours=lambda ours=task.ours: sp.nn.auto_mixed_precision(ours(), "O2"))
+            spec = describe(1, cluster, dtype="float32" if is_mixed else dtype)
+            rows.append(_row(task.title, dtype, predicted(mixed if is_mixed else task, spec)))
+    for title, (config, count, length, recompute) in TRANSFORMERS.items():
+        if names and not any(name.lower() in title.lower() for name in names):
+            continue
+        plan = TrainingPlan(
+            read_config(config, length), micro_batch=count, recompute=recompute, fused_attention=True, item_bytes=4
+        )
+        spec = describe(1, cluster, dtype="bfloat16")
+        rows.append(_row(title, "bfloat16", sp.dry_run(train, (plan,), {"steps": 3}, 1, spec, unknown=0.0)))
+    print(*aligned(rows, "<<>>"), sep="\n")
+
+
+def _row(title: str, dtype: str, found: Prediction) -> tuple[str, ...]:
+    return title, dtype, format_seconds(found.step_time_s), format_bytes(found.software_bytes)
 
 
 def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:
