@@ -37,8 +37,7 @@ from simparallel.predict.calibration import calibrate
 from simparallel.predict.gpu_calibration import changed, gpu_fingerprint
 from simparallel.predict.prediction import Prediction
 from simparallel.simulate.config import read_config
-from simparallel.simulate.program import train
-from simparallel.simulate.transformer import Recompute, TrainingPlan
+from simparallel.simulate.program import decoder
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
 CEILING_SIZE = 4096
@@ -59,16 +58,28 @@ TASKS = (
 )
 # Types of a described device; "autocast" is that of a program in mixed precision.
 TYPES = ("float32", "tf32", "autocast", "bfloat16", "float8")
-_LLAMA = {"model_type": "llama", "vocab_size": 32_000, "tie_word_embeddings": False}
-_SMALL = _LLAMA | {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16, "intermediate_size": 5504}
-_WIDE = _LLAMA | {"hidden_size": 4096, "num_hidden_layers": 6, "num_attention_heads": 32, "intermediate_size": 14_336}
-# Title -> the config of a transformer, sequences, their length, and what backward computes again.
-TRANSFORMERS: dict[str, tuple[dict[str, Any], int, int, Recompute]] = {
-    "Llama 16 layers, d 2048, T 2048, batch 1": (_SMALL, 1, 2048, "none"),
-    "Llama 16 layers, d 2048, T 2048, batch 4": (_SMALL, 4, 2048, "none"),
-    "the same, each block computed again": (_SMALL, 4, 2048, "full"),
-    "Llama 6 layers, d 4096, T 4096, batch 2": (_WIDE | {"num_key_value_heads": 8}, 2, 4096, "none"),
-}
+
+
+def _llama(
+    layers: int, width: int, heads: int, kv_heads: int, inner: int, length: int, count: int, is_again: bool = False
+) -> Task:
+    """Return the training of a Llama on `count` sequences; if so, backward computes each block again."""
+    config = {
+        "model_type": "llama", "vocab_size": 32_000, "tie_word_embeddings": False, "num_hidden_layers": layers,
+        "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": inner,
+    }  # fmt: skip
+    title = f"Llama {layers} layers, d {width}, T {length}, batch {count}" + ", recomputed" * is_again
+    make = partial(decoder, read_config(config, length), is_again, np.dtype(np.float32))
+    return Task(title, make, "", count, (length, 32_000), tokens)
+
+
+# With AdamW; predicted alone.
+TRANSFORMERS = (
+    _llama(16, 2048, 16, 16, 5504, 2048, 1),
+    _llama(16, 2048, 16, 16, 5504, 2048, 4),
+    _llama(16, 2048, 16, 16, 5504, 2048, 4, is_again=True),
+    _llama(6, 4096, 32, 8, 14_336, 4096, 2),
+)
 # A function that records an event, and one that returns the seconds between two events.
 Clock = tuple[Callable[[], Any], Callable[[Any, Any], float]]
 
@@ -133,11 +144,13 @@ def floor_s(task: Task, device: DeviceSpec) -> float:
     return predicted(task, replace(describe(1), device=device), steps=1).makespan_s
 
 
-def predicted(task: Task, cluster: ClusterSpec, steps: int = 3) -> Prediction:
+def predicted(
+    task: Task, cluster: ClusterSpec, optimizer_type: Callable[..., Any] = sp.optim.SGD, steps: int = 3
+) -> Prediction:
     """Return the prediction of steps of a task on a cluster of one rank."""
 
     def program() -> None:
-        step = our_step(task.ours(), task.batch(task.batch_size, *task.shape))
+        step = our_step(task.ours(), task.batch(task.batch_size, *task.shape), optimizer_type)
         for _ in range(steps):
             step()
 
@@ -147,25 +160,20 @@ def predicted(task: Task, cluster: ClusterSpec, steps: int = 3) -> Prediction:
 def tell_described(cluster: str, names: list[str] | None = None) -> None:
     """Print the predicted steps on described devices, by the type that they compute in."""
     rows: list[tuple[str, ...]] = [("training step", "type", "predicted", "allocated")]
-    for task in chosen_tasks(names, TASKS):
-        for dtype in TYPES:
-            is_mixed = dtype == "autocast"
-            mixed = replace(task, ours=lambda ours=task.ours: sp.nn.auto_mixed_precision(ours(), "O2"))
-            spec = describe(1, cluster, dtype="float32" if is_mixed else dtype)
-            rows.append(_row(task.title, dtype, predicted(mixed if is_mixed else task, spec)))
-    for title, (config, count, length, recompute) in TRANSFORMERS.items():
-        if names and not any(name.lower() in title.lower() for name in names):
-            continue
-        plan = TrainingPlan(
-            read_config(config, length), micro_batch=count, recompute=recompute, fused_attention=True, item_bytes=4
-        )
-        spec = describe(1, cluster, dtype="bfloat16")
-        rows.append(_row(title, "bfloat16", sp.dry_run(train, (plan,), {"steps": 3}, 1, spec, unknown=0.0)))
+    for task in chosen_tasks(names, (*TASKS, *TRANSFORMERS)):
+        optimizer_type = sp.optim.AdamW if task in TRANSFORMERS else sp.optim.SGD
+        for dtype in ("bfloat16",) if task in TRANSFORMERS else TYPES:
+            ours, spec = task.ours, describe(1, cluster, dtype="float32" if dtype == "autocast" else dtype)
+            if dtype == "autocast":
+                ours = partial(_mixed, ours)
+            found = predicted(replace(task, ours=ours), spec, optimizer_type)
+            rows.append((task.title, dtype, format_seconds(found.step_time_s), format_bytes(found.software_bytes)))
     print(*aligned(rows, "<<>>"), sep="\n")
 
 
-def _row(title: str, dtype: str, found: Prediction) -> tuple[str, ...]:
-    return title, dtype, format_seconds(found.step_time_s), format_bytes(found.software_bytes)
+def _mixed(make: Callable[[], Any]) -> Any:
+    """Return a model in mixed precision, as `torch.autocast` computes: its parameters stay float32."""
+    return sp.nn.auto_mixed_precision(make(), "O2")
 
 
 def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:

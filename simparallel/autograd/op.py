@@ -332,7 +332,7 @@ class Op(Shardable, Reversible):
         """Return the matrix products of forward, or with `needs` of backward; none if their shapes are not known."""
         return ()
 
-    def described(self, plan: Plan, dtype: str) -> Plan:
+    def in_dtype(self, plan: Plan, dtype: str) -> Plan:
         """Return the plan with tensors of a described type in place of float32, see `ClusterSpec.dtype`."""
         if DTYPES[dtype][0] == 4:
             return plan
@@ -345,7 +345,7 @@ class Op(Shardable, Reversible):
         if plan.whole is None:
             moved = self.work(*inputs).size_bytes
         else:
-            whole = self.described(plan.whole, dtype)
+            whole = self.in_dtype(plan.whole, dtype)
             moved = whole.work.size_bytes * narrow.tensor_bytes // max(whole.tensor_bytes, 1)
         return replace(narrow, work=plan.work._replace(size_bytes=moved))
 
@@ -367,7 +367,7 @@ class Op(Shardable, Reversible):
         """
         if software == "fused":
             note_once("a run op by op cannot know what a compiler joins: software='fused' is priced as 'eager'.")
-        plan = self.described(plan, dtype)
+        plan = self.in_dtype(plan, dtype)
         products: tuple[MatrixProduct, ...] = ()
         if software != "plain":
             work = self.eager_work(plan) if needs is None else self.eager_work_backward(needs, plan)

@@ -83,8 +83,8 @@ class Measured(NamedTuple):
 READ, COPY = "read of a value", "copy to the device"
 # What runs the operations of a device, see `DeviceSpec.software`.
 SOFTWARE = ("plain", "eager", "fused")
-# Number type of a described device -> bytes of each float32 item of a program there, and of the operands of its products:
-# TF32 is float32 with 19 bits, which products round to.
+# Type of a described device -> bytes of each float32 item of a program there, and of the operands of its products. TF32
+# is float32 that products round to 19 bits.
 DTYPES = {"float32": (4, 4), "tf32": (4, 3), "bfloat16": (2, 2), "float16": (2, 2), "float8": (2, 1)}
 # Number of nearest shapes that correct a price; weight of a shape at distance 0; weight of no correction.
 _NEAREST, _EXACT, _FAR = 4, 100.0, 0.5

@@ -39,8 +39,8 @@ class MatrixUnits:
         multiprocessors: number of multiprocessors, or cores; 0 for products of every shape at the same share.
         product, convolution: of products and convolutions that fill all multiprocessors.
         attention: of fused attention, of any shape.
-        wide: of products of float32 and float64, but not of TF32, which run without units for matrices; convolutions and attention gain
-            as much.
+        wide: of products of float32 and float64, but TF32, which run without units for matrices; convolutions and
+            attention gain as much.
 
     Raises:
         ClusterError: a number out of range. Fact: `key`, the field.

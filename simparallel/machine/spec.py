@@ -145,8 +145,9 @@ class ClusterSpec:
         calibration: plain data about how the numbers were measured: date, machine, residuals.
 
     Raises:
-        ClusterError: a number out of range, a type without a peak, nodes that are not a partition of the ranks, tiers that cut a node in two
-            or are not nested, ranks that do not exist, or a number of devices that the rules refuse. Fact: `key`.
+        ClusterError: a number out of range, a type without a peak, nodes that are not a partition of the ranks, tiers
+            that cut a node in two or are not nested, ranks that do not exist, or a number of devices that the rules
+            refuse. Fact: `key`.
     """
 
     world_size: int

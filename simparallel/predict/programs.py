@@ -52,7 +52,7 @@ class EagerAccount(MemoryAccount):
         """Count the result of an op, and what it keeps."""
         arrays = [x for x in ctx.__dict__.values() if is_array(x)]
         given, extra_bytes = {id(owner_of(x)) for x in inputs}, 0
-        kept, keeps = arrays, op.eager_keeps(op.described(ctx.plan, self._cluster.dtype))
+        kept, keeps = arrays, op.eager_keeps(op.in_dtype(ctx.plan, self._cluster.dtype))
         if keeps is not None:
             numbers, extra_bytes = keeps
             kept = [inputs[i] for i in numbers]

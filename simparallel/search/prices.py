@@ -158,7 +158,10 @@ class Prices:
         sharding = call.sharding
         found: list[Events] = []
         for asked in asked_inside(call.op, call.plan_of(sharding.mesh.ranks[0]), sharding, empty):
-            each = ((prod(a.shape) * self.cluster.itemsize(a.dtype), sharding.groups(sharding.axes(a.dims), a.group_size)) for a in asked)
+            each = (
+                (prod(a.shape) * self.cluster.itemsize(a.dtype), sharding.groups(sharding.axes(a.dims), a.group_size))
+                for a in asked
+            )
             found.append(
                 tuple(self.exchange("all_reduce", size, groups) for size, groups in each if len(groups[0]) > 1)
             )

@@ -185,8 +185,8 @@ def predict_transformer(
         schedule: a looped schedule of `pipeline_schedule`, such as "1f1b", "gpipe" or "zb_h1".
         recompute: "none", "selective" or "full".
         sequence_parallel: whether the tensor group shares norms along the sequence, too.
-        dtype: "bfloat16", "float16", "float32", "tf32", or "float8" for products in FP8 with bfloat16 activations; as in
-            `ClusterSpec`, but optimizers' states are those of mixed precision.
+        dtype: "bfloat16", "float16", "float32", "tf32", or "float8" for products in FP8 with bfloat16 activations: see
+            `ClusterSpec`, but gradients and states of optimizers are those of mixed precision.
 
     Raises:
         InputError: an unknown model, option or type, or sizes that cannot be divided; facts as `TrainingPlan` has them.

@@ -85,7 +85,9 @@ class ToDevice(Op):
         if category:
             there.memory.hold(y, category)
         if source is not target:
-            recorder.of(source).copy_to(there, name, start_ns, perf_counter_ns(), y.size * recorder.cluster.itemsize(y.dtype))
+            recorder.of(source).copy_to(
+                there, name, start_ns, perf_counter_ns(), y.size * recorder.cluster.itemsize(y.dtype)
+            )
         return y
 
 

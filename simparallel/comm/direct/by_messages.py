@@ -73,19 +73,22 @@ class MessageBody(Body):
         size_bytes = group.size_bytes_of(plan, parity)
         cost = recorder.cluster.collective(plan.op, size_bytes, group.ranks, algorithm=algorithm)
         entry: Entry = call.kept
-        largest = [max(step.sent_bytes, step.received_bytes) for step in entry.steps]
-        # A step takes as long as the larger of its two directions.
-        sizes = [group.described(plan, parity, size) for size in largest]
-        call.step_ps = self._step_times(recorder, sizes, cost.time_ps)
+        call.step_ps = self._step_times(call, recorder, cost.time_ps)
         sent_bytes = group.described(plan, parity, entry.total.sent_bytes)
         return size_bytes, Traffic(cost.time_ps, sent_bytes, algorithm)
 
-    def _step_times(self, recorder: Recorder, largest: Sequence[int], time_ps: int) -> tuple[int, ...]:
+    def _step_times(self, call: Call, recorder: Recorder, time_ps: int) -> tuple[int, ...]:
         """Return the duration of each step by this rank's own traffic, or () if they do not add up to the price.
 
         They do not if the rank is idle in a step that others wait for.
         """
+        # A step takes as long as the larger of its two directions.
         link = recorder.cluster.link_of(self.group.ranks)
+        entry: Entry = call.kept
+        largest = [
+            self.group.described(call.plan, call.seq & 1, max(step.sent_bytes, step.received_bytes))
+            for step in entry.steps
+        ]
         times = [picoseconds(link.latency_s + size / link.bandwidth_bytes_per_s) for size in largest]
         if len(times) < 2 or abs(sum(times) - time_ps) > len(times):  # each time is rounded
             return ()
