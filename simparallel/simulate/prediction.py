@@ -237,12 +237,15 @@ def predict_transformer(
 def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype: str) -> TransformerPrediction:
     """Predict a step of a plan; see `predict_transformer`."""
     states = DTYPES[dtype][1]
-    # Types of 16 bits are those of the plan's items.
-    typed = replace(cluster, dtype=dtype if dtype in ("float8", "tf32") else "float32")
-    time = step_time(plan, typed, states=states, schedule=schedule)
+    time = step_time(plan, with_products(cluster, dtype), states=states, schedule=schedule)
     return TransformerPrediction(
         plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states, cluster.device.software)
     )
+
+
+def with_products(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
+    """Return the cluster with the type of a plan's products, where it is not that of all items."""
+    return replace(cluster, dtype=dtype if dtype in ("float8", "tf32") else "float32")
 
 
 def worst_memory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def _plans(draw, name):
         # Without an interpreter, or one that is faster or slower than all devices.
         draw(st.sampled_from([0.0, 1e-9, 1e-2])),
     )
+    cluster = replace(cluster, dtype=draw(st.sampled_from(["float32", "bfloat16"])))
     saved: Any = {}
     if PROGRAMS[name].splits:
         saved["num_micro_batches"] = draw(st.sampled_from([1, 2, 4]))
