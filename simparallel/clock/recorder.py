@@ -437,10 +437,7 @@ class Recorder:
         """
         for device, numbers in (work or {None: [0, 0, 4, 0]}).items():
             recorder = self if device in (None, self.device) else self.of(device)
-            flops, size_bytes, itemsize, *tensors = numbers
-            # Of float parameters; the states of float16 ones are float32.
-            described = self.cluster.itemsize(np.dtype(f"f{itemsize}"))
-            recorder.work(name, "optimizer", start_ns, flops, size_bytes * described // itemsize, described, *tensors)
+            recorder.work(name, "optimizer", start_ns, *numbers)
         self.next_step()
 
     def work(self, name: str, kind: str, wall_start_ns: int, *work: int) -> None:
@@ -448,7 +445,8 @@ class Recorder:
         key: tuple[Any, ...] = name, *work
         price = self.prices.get(key)
         if price is None:
-            price = self.prices[key] = self.price(DeviceWork(*key))
+            found = DeviceWork(*key)
+            price = self.prices[key] = self.price(self.cluster.update(found) if kind == "optimizer" else found)
         self.compute(name, kind, wall_start_ns, perf_counter_ns(), price)
 
     def copy_to(self, other: Recorder, name: str, wall_start_ns: int, wall_end_ns: int, size_bytes: int) -> None:

@@ -18,7 +18,7 @@ from simparallel.base.units import format_number_of, format_numbers, format_type
 from simparallel.errors import ClusterError
 from simparallel.machine import hccl
 from simparallel.machine.description import load, save, table
-from simparallel.machine.device import DTYPES, Curve, DeviceSpec, picoseconds
+from simparallel.machine.device import DTYPES, Curve, DeviceSpec, DeviceWork, picoseconds
 from simparallel.machine.jitter import Jitter
 from simparallel.machine.library_times import TIMES, Level, Spread, best_time, stepwise_time
 from simparallel.machine.links import Groups, Link, LinkSpec, Tier
@@ -492,6 +492,13 @@ class ClusterSpec:
     def itemsize(self, dtype: np.dtype) -> int:
         """Return the bytes that an item of this NumPy dtype has on the devices, see `dtype`."""
         return DTYPES[self.dtype][0] if dtype == np.float32 else dtype.itemsize
+
+    def update(self, work: DeviceWork) -> DeviceWork:
+        """Return the work of an optimizer on the devices, from that on the program's own floats."""
+        itemsize = DTYPES[self.dtype][0]
+        if work.itemsize != 4:
+            return work
+        return work._replace(size_bytes=work.size_bytes * itemsize // 4, itemsize=itemsize)
 
     def device_factor(self, rank: int) -> float:
         """Return how much slower than described a rank computes: its own factor, and the ranks it shares cores with."""

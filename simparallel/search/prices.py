@@ -149,9 +149,7 @@ class Prices:
 
     def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> TimedCompute:
         """Return the event of an optimizer's step."""
-        described = self.cluster.itemsize(np.dtype(f"f{itemsize or 4}"))
-        size_bytes = size_bytes * described // (itemsize or 4)
-        return self._work(DeviceWork(f"{name}.step", flops, size_bytes, described, tensors))
+        return self._work(self.cluster.update(DeviceWork(f"{name}.step", flops, size_bytes, itemsize, tensors)))
 
     def _asked(self, call: OpCall) -> list[Events]:
         """Return the collectives that the op itself calls in forward, and those in backward."""

@@ -64,7 +64,7 @@ def work(run):
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("software", ["eager", "plain"])
-def test_float32_described_as_16_bits_is_a_program_of_float16(name, software):
+def test_described_as_16_bits_is_a_float16_program(name, software):
     cluster = describe(1, "dgx-h100")
     cluster = replace(cluster, device=replace(cluster.device, software=software))
     half = dry_run(step, (name, np.float16), cluster=cluster)
@@ -81,7 +81,7 @@ def test_float32_described_as_16_bits_is_a_program_of_float16(name, software):
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "tree"])
-def test_floats_are_sent_in_the_described_type_and_integers_as_they_are(algorithm):
+def test_floats_alone_are_sent_in_the_described_type(algorithm):
     def program():
         for dtype in (np.float32, np.int32, np.float64, bool):
             x = np.ones(6000, dtype)
@@ -108,7 +108,7 @@ shapes = st.integers(1, 64).map(lambda n: 16 * n)
 
 
 @given(st.integers(1, 3), shapes, shapes, shapes)
-def test_operands_in_fp8_are_read_once_and_written_twice(batch, m, n, k):
+def test_fp8_operands_are_read_once_written_twice(batch, m, n, k):
     """The casts of forward and backward together read each operand once, and write it twice."""
     forward = MatrixProduct(batch, m, n, k)
     products = (forward, forward._replace(n=k, k=n), forward._replace(m=k, k=m))
