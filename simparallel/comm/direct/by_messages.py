@@ -70,7 +70,7 @@ class MessageBody(Body):
         plan, group = call.plan, self.group
         # The formula prices the call on every rank alike; the ledger has this rank's own bytes.
         parity, algorithm = call.seq & 1, algorithm_of(plan)
-        size_bytes = group.size_bytes_of(plan, parity)
+        size_bytes = group.described(plan, parity, plan.vector_bytes)
         cost = recorder.cluster.collective(plan.op, size_bytes, group.ranks, algorithm=algorithm)
         entry: Entry = call.kept
         call.step_ps = self._step_times(call, recorder, cost.time_ps)
