@@ -183,6 +183,14 @@ def test_another_type_of_the_same_program():
     assert whole.with_(dtype="float8").with_(dtype="float32").makespan_s == whole.makespan_s
 
 
+def test_type_of_a_saved_cluster(tmp_path):
+    spec = describe(8, "dgx-h100", dtype="tf32")
+    spec.save(tmp_path / "typed.json")
+    read = describe(8, str(tmp_path / "typed.json"))
+    assert (read, read.dtype, describe(8, read, dtype="float8").dtype) == (spec, "tf32", "float8")
+    assert "tf32" in spec.table()
+
+
 def test_device_that_a_program_chooses_keeps_the_type():
     def program():
         sp.set_context(device_target="Ascend")

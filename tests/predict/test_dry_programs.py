@@ -125,9 +125,17 @@ def test_captured_step_costs_one_start() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["ddp[small buckets]", "auto_parallel[layouts data_parallel]", "messages[tensors]"])
-def test_dry_program_observed_as_processes(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("ddp[small buckets]", "float32"),
+        ("auto_parallel[layouts data_parallel]", "bfloat16"),
+        ("messages[tensors]", "bfloat16"),
+    ],
+)
+def test_dry_program_observed_as_processes(name: str, dtype: str) -> None:
     function, args, world_size, described = PROGRAMS[name]
+    described = described | {"dtype": dtype}
     real = sp.launch(function, args, world_size=world_size, record="full", echo=False, **described)
     check_equal(real, dry_run(function, args, world_size=world_size, fold=False, **described))
 

@@ -71,10 +71,10 @@ def test_lockstep_equals_batch(name, data):
     _replayed_ps(space, choice)
 
 
-@pytest.mark.parametrize("preset", ["dgx-h100", "ascend910-8"])
+@pytest.mark.parametrize(("preset", "dtype"), [("dgx-h100", "float8"), ("ascend910-8", "float32")])
 @pytest.mark.parametrize("name", ["images", "tokens"])
-def test_presets(name, preset):
-    cluster = describe(8, preset)
+def test_presets(name, preset, dtype):
+    cluster = describe(8, preset, dtype=dtype)
     space, _kept = space_of(name, cluster)
     plan = plan_graph(space.graph, cluster)
     assert plan.step_time_ps == _step_ps(name, plan, cluster)
