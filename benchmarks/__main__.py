@@ -60,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
         help="step --array cupy: calibrate the GPU for the predictions, even if the stored calibration fits",
     )
     flags.add(command, "array", default=None, help="step: cupy measures on a GPU, beside PyTorch on it")
+    command.add_argument(
+        "--cluster", metavar="NAME", help="step: print the predictions for described devices, such as dgx-h100"
+    )
     command.add_argument("--peers", type=names, metavar="NAME,…", help="setup, collectives, adasum: only these")
     flags.add(
         command,
@@ -100,6 +103,11 @@ def _measure(options: argparse.Namespace) -> int:
         settings = {"rounds": options.rounds, "as_json": options.json}
         # Only options that were given, so that the defaults are in one place, at each benchmark.
         settings |= {keyword: value for keyword, value in given.items() if value is not None}
+        if options.what == "step" and options.cluster:
+            from benchmarks.gpu_step import tell_described
+
+            tell_described(options.cluster, options.models)
+            return 0
         module = "gpu_step" if (options.what, options.array) == ("step", "cupy") else options.what
         if module == "gpu_step":
             settings["calibrate"] = options.calibrate

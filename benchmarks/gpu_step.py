@@ -5,6 +5,9 @@ it. Both compute products in full float32, without TF32. The floor is the predic
 step on a device with the measured ceilings of this one, and no cost of kernel launches. The prediction comes from
 a dry run with the calibration of this GPU, which has seen none of these steps. The captured step launches
 forward and backward as one graph, see `captured`; it is measured after the others, and not predicted.
+
+`python -m benchmarks step --cluster dgx-h100` needs no GPU: it prints the predictions of these steps, and of some of
+transformers, for the described devices, by the type that they compute in.
 """
 
 from __future__ import annotations
@@ -26,12 +29,15 @@ from simparallel import models
 from simparallel.arrays.cuda.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.arrays.host.windows import scratch
 from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
+from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.machine.cluster import ClusterSpec, describe, this_gpu_file
 from simparallel.machine.device import DeviceSpec
 from simparallel.predict.calibration import calibrate
 from simparallel.predict.gpu_calibration import changed, gpu_fingerprint
 from simparallel.predict.prediction import Prediction
+from simparallel.simulate.config import read_config
+from simparallel.simulate.program import decoder
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
 CEILING_SIZE = 4096
@@ -49,6 +55,30 @@ TASKS = (
         (512, 256),
         tokens,
     ),
+)
+# Types of a described device; "autocast" is that of a program in mixed precision.
+TYPES = ("float32", "tf32", "autocast", "bfloat16", "float8")
+
+
+def _llama(
+    layers: int, width: int, heads: int, kv_heads: int, inner: int, length: int, count: int, is_again: bool = False
+) -> Task:
+    """Return the training of a Llama on `count` sequences; if so, backward computes each block again."""
+    config = {
+        "model_type": "llama", "vocab_size": 32_000, "tie_word_embeddings": False, "num_hidden_layers": layers,
+        "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": inner,
+    }  # fmt: skip
+    title = f"Llama {layers} layers, d {width}, T {length}, batch {count}" + ", recomputed" * is_again
+    make = partial(decoder, read_config(config, length), is_again, np.dtype(np.float32))
+    return Task(title, make, "", count, (length, 32_000), tokens)
+
+
+# With AdamW; predicted alone.
+TRANSFORMERS = (
+    _llama(16, 2048, 16, 16, 5504, 2048, 1),
+    _llama(16, 2048, 16, 16, 5504, 2048, 4),
+    _llama(16, 2048, 16, 16, 5504, 2048, 4, is_again=True),
+    _llama(6, 4096, 32, 8, 14_336, 4096, 2),
 )
 # A function that records an event, and one that returns the seconds between two events.
 Clock = tuple[Callable[[], Any], Callable[[Any, Any], float]]
@@ -114,15 +144,36 @@ def floor_s(task: Task, device: DeviceSpec) -> float:
     return predicted(task, replace(describe(1), device=device), steps=1).makespan_s
 
 
-def predicted(task: Task, cluster: ClusterSpec, steps: int = 3) -> Prediction:
+def predicted(
+    task: Task, cluster: ClusterSpec, optimizer_type: Callable[..., Any] = sp.optim.SGD, steps: int = 3
+) -> Prediction:
     """Return the prediction of steps of a task on a cluster of one rank."""
 
     def program() -> None:
-        step = our_step(task.ours(), task.batch(task.batch_size, *task.shape))
+        step = our_step(task.ours(), task.batch(task.batch_size, *task.shape), optimizer_type)
         for _ in range(steps):
             step()
 
     return sp.dry_run(program, cluster=cluster, unknown=0.0)
+
+
+def tell_described(cluster: str, names: list[str] | None = None) -> None:
+    """Print the predicted steps on described devices, by the type that they compute in."""
+    rows: list[tuple[str, ...]] = [("training step", "type", "predicted", "allocated")]
+    for task in chosen_tasks(names, (*TASKS, *TRANSFORMERS)):
+        optimizer_type = sp.optim.AdamW if task in TRANSFORMERS else sp.optim.SGD
+        for dtype in ("bfloat16",) if task in TRANSFORMERS else TYPES:
+            ours, spec = task.ours, describe(1, cluster, dtype="float32" if dtype == "autocast" else dtype)
+            if dtype == "autocast":
+                ours = partial(_mixed, ours)
+            found = predicted(replace(task, ours=ours), spec, optimizer_type)
+            rows.append((task.title, dtype, format_seconds(found.step_time_s), format_bytes(found.software_bytes)))
+    print(*aligned(rows, "<<>>"), sep="\n")
+
+
+def _mixed(make: Callable[[], Any]) -> Any:
+    """Return a model in mixed precision, as `torch.autocast` computes: its parameters stay float32."""
+    return sp.nn.auto_mixed_precision(make(), "O2")
 
 
 def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:

@@ -92,9 +92,9 @@ def chosen_tasks(names: Sequence[str] | None, tasks: Sequence[Task] = TASKS) -> 
     return found
 
 
-def our_step(net: Any, batch: Batch) -> Step:
-    """Return a step in simparallel: forward, backward and SGD."""
-    optimizer = sp.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+def our_step(net: Any, batch: Batch, optimizer_type: Callable[..., Any] = sp.optim.SGD) -> Step:
+    """Return a step in simparallel: forward, backward and, by default, SGD."""
+    optimizer = optimizer_type(net.parameters(), lr=LEARNING_RATE)
     # Tokens have two dims, the loss takes one label for each row.
     inputs, labels = sp.Tensor(batch[0]), sp.Tensor(batch[1].reshape(-1))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import signature
 from math import inf, prod
@@ -36,7 +36,7 @@ from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
 from simparallel.layout.rule import bind, output_shape
-from simparallel.machine.device import DeviceWork
+from simparallel.machine.device import DTYPES, DeviceWork
 from simparallel.machine.devices import FIRST, Device, current_device
 from simparallel.machine.products import MatrixProduct
 
@@ -88,6 +88,7 @@ class Plan:
         sizes: the size of each dim that the rule names.
         work: the cost of forward.
         windows: positions of the sliding windows; None for an op without them.
+        whole: the plan of the whole call, if this is the one of a rank's slices.
     """
 
     inputs: tuple[Spec, ...]
@@ -96,6 +97,13 @@ class Plan:
     work: Work
     # Only for an op that reads through sliding windows.
     windows: Windows | None = None
+    # Only on slices.
+    whole: Plan | None = None
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The bytes of all inputs and of the output."""
+        return sum(spec.size_bytes for spec in (*self.inputs, self.output))
 
 
 class Context:
@@ -324,7 +332,26 @@ class Op(Shardable, Reversible):
         """Return the matrix products of forward, or with `needs` of backward; none if their shapes are not known."""
         return ()
 
-    def cost(self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None) -> DeviceWork:
+    def in_dtype(self, plan: Plan, dtype: str) -> Plan:
+        """Return the plan with tensors of a described type in place of float32, see `ClusterSpec.dtype`."""
+        if DTYPES[dtype][0] == 4:
+            return plan
+        # Types of 16 bits have the size of float16.
+        *inputs, output = (
+            spec._replace(dtype=np.dtype(np.float16)) if spec.dtype == np.float32 else spec
+            for spec in (*plan.inputs, plan.output)
+        )
+        narrow = replace(plan, inputs=tuple(inputs), output=output)
+        if plan.whole is None:
+            moved = self.work(*inputs).size_bytes
+        else:
+            whole = self.in_dtype(plan.whole, dtype)
+            moved = whole.work.size_bytes * narrow.tensor_bytes // max(whole.tensor_bytes, 1)
+        return replace(narrow, work=plan.work._replace(size_bytes=moved))
+
+    def cost(
+        self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None, dtype: str = "float32"
+    ) -> DeviceWork:
         """Return what forward, or with `needs` backward, costs a device with this software.
 
         Clocks, searches and closed forms all ask here.
@@ -333,12 +360,14 @@ class Op(Shardable, Reversible):
             plan: of the call.
             software: see `DeviceSpec`; "fused" is priced as "eager", with a note.
             needs: for each input whether its gradient is wanted.
+            dtype: see `ClusterSpec`.
 
         Returns:
             The work, with the shapes of its matrix products where the kernels of the software are known.
         """
         if software == "fused":
             note_once("a run op by op cannot know what a compiler joins: software='fused' is priced as 'eager'.")
+        plan = self.in_dtype(plan, dtype)
         products: tuple[MatrixProduct, ...] = ()
         if software != "plain":
             work = self.eager_work(plan) if needs is None else self.eager_work_backward(needs, plan)
@@ -346,7 +375,8 @@ class Op(Shardable, Reversible):
         else:
             work = plan.work if needs is None else self.work_backward(needs, plan.work)
         name, output = self.name if needs is None else self.backward_name, plan.output
-        return DeviceWork(name, *work, output.dtype.itemsize, prod(output.shape), self.is_matrix_product, products)
+        found = DeviceWork(name, *work, output.dtype.itemsize, prod(output.shape), self.is_matrix_product, products)
+        return found.with_operands(dtype)
 
     # --- a call -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from simparallel.base.units import format_bytes, format_number_of, format_second
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec
 from simparallel.simulate.config import read_config
-from simparallel.simulate.prediction import DTYPES, Sharded, TransformerPrediction
+from simparallel.simulate.prediction import DTYPES, Sharded, TransformerPrediction, with_products
 
 if TYPE_CHECKING:
     from simparallel.search.transformer_check import TransformerCheck
@@ -68,7 +68,8 @@ def main(options: argparse.Namespace, cluster: ClusterSpec, progress: Callable[[
         print(f"written: {options.out}")
     if options.check:
         best = transformer_plans(shape, cluster, batch, dtype, 1, progress, runnable)[0]
-        print(_compared(best, check_plan(best.plan, cluster, best.schedule)), file=sys.stderr if options.json else None)
+        found = check_plan(best.plan, with_products(cluster, dtype), best.schedule)
+        print(_compared(best, found), file=sys.stderr if options.json else None)
 
 
 def _compared(best: TransformerPrediction, found: TransformerCheck) -> str:

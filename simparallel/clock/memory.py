@@ -8,7 +8,8 @@ as a batch that was just loaded, are counted only if the device has a limit.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from simparallel.backend import DRY_TYPES
@@ -81,6 +82,9 @@ class MemoryAccount:
         at_peak: category -> live bytes at the peak.
         scratch: work arrays of ops, reused from call to call; counted as buffers.
     """
+
+    # The bytes of an array on the device.
+    size_of: Callable[[Any], int] = attrgetter("nbytes")
 
     def __init__(self, limit_bytes: int | None = None, who: str = "device") -> None:
         self.limit_bytes = limit_bytes
@@ -163,7 +167,7 @@ class MemoryAccount:
         if self.limit_bytes is not None and is_limited:
             self.make_room(array.nbytes, what or f"an array of {category}")
         held = _Held(array, self._release)
-        held.key, held.size_bytes, held.category = key, array.nbytes, category
+        held.key, held.size_bytes, held.category = key, self.size_of(array), category
         self._held[key] = held
         self.live[category] += held.size_bytes
         self.total += held.size_bytes

@@ -357,7 +357,7 @@ class Recorder:
 
     def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> WorkPrice:
         """Return the price of an op's forward, or with `needs` of its backward for these gradients."""
-        return self.price(op.cost(plan, self.cluster.device.software, needs))
+        return self.price(op.cost(plan, self.cluster.device.software, needs, self.cluster.dtype))
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""
@@ -445,7 +445,8 @@ class Recorder:
         key: tuple[Any, ...] = name, *work
         price = self.prices.get(key)
         if price is None:
-            price = self.prices[key] = self.price(DeviceWork(*key))
+            found = DeviceWork(*key)
+            price = self.prices[key] = self.price(self.cluster.update(found) if kind == "optimizer" else found)
         self.compute(name, kind, wall_start_ns, perf_counter_ns(), price)
 
     def copy_to(self, other: Recorder, name: str, wall_start_ns: int, wall_end_ns: int, size_bytes: int) -> None:

@@ -123,15 +123,22 @@ class Group:
         sites = {rank: transport.site_text(rank, words[h.SITE]) for rank, words in headers.items()}
         return h.mismatch_error(self.name, headers, sites, transport.rank)
 
-    def size_bytes_of(self, plan: CallPlan, parity: int) -> int:
-        """Return the bytes of the vector that the network model prices; only the root may know them."""
-        known = plan.vector_bytes >= 0
-        return plan.vector_bytes if known else self.views.note_of(plan.root, parity)[h.NBYTES - h.COMPARED]
+    def described(self, plan: CallPlan, parity: int, size_bytes: int) -> int:
+        """Return the bytes on the described devices of so many bytes of a call's arrays; -1 for all of the root's."""
+        dtype = plan.dtype
+        if dtype is None and plan.vector_bytes < 0:
+            note = self.views.note_of(plan.root, parity)
+            size_bytes = note[h.NBYTES - h.COMPARED] if size_bytes < 0 else size_bytes
+            dtype = h.decode_given(*note[h.GIVEN_DTYPE - h.COMPARED :])[1]
+        if dtype is None:
+            return size_bytes
+        assert self.recorder is not None
+        return size_bytes * self.recorder.cluster.itemsize(dtype) // max(dtype.itemsize, 1)
 
     def price(self, plan: CallPlan, parity: int) -> tuple[int, Traffic]:
         """Return the bytes of the vector and the price of a call on the described network."""
         assert self.recorder is not None
-        size_bytes = self.size_bytes_of(plan, parity)
+        size_bytes = self.described(plan, parity, plan.vector_bytes)
         key = plan.op, size_bytes, plan.root
         cost = self._prices.get(key)
         if cost is None:

@@ -368,8 +368,9 @@ class Outbox(MessageLane):
         if faults is not None:
             faults.at("published", "p2p", "send", number + 1)
         if recorder is not None:
-            cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
-            end_ps, sizes = start_ps + cost.time_ps, (x.nbytes, cost.sent_bytes)
+            size_bytes = x.size * recorder.cluster.itemsize(x.dtype)
+            cost = recorder.cluster.message(size_bytes, transport.rank, self.dst)
+            end_ps, sizes = start_ps + cost.time_ps, (size_bytes, cost.sent_bytes)
             # The running work is this one.
             self._queue[0].sim_end_ps = self.record(
                 recorder, "send", start_ns, issued_ps, start_ps, end_ps, sizes, number
@@ -525,10 +526,11 @@ class Inbox(MessageLane):
         if recorder is not None:
             # The receive ends no earlier than the message arrives, and no earlier than it was asked for.
             stream = f"recv from {self.src}"
-            cost = recorder.cluster.message(x.nbytes, self.src, transport.rank)
+            size_bytes = x.size * recorder.cluster.itemsize(x.dtype)
+            cost = recorder.cluster.message(size_bytes, self.src, transport.rank)
             end_ps = max(receive.issued_ps, letter[h.SIM_PS] + cost.time_ps)
             begin_ps = max(receive.issued_ps, letter[h.SIM_PS], recorder.clock_ps.get(stream, 0))
-            start_ps, sizes = min(begin_ps, end_ps), (x.nbytes, 0)
+            start_ps, sizes = min(begin_ps, end_ps), (size_bytes, 0)
             receive.sim_end_ps = self.record(
                 recorder, "recv", receive.start_ns, receive.issued_ps, start_ps, end_ps, sizes, letter[h.SEQ]
             )

@@ -154,11 +154,14 @@ class Uneven(Body):
     def price(self, call: Call, recorder: Recorder) -> tuple[int, Traffic]:
         """Price the vector of all parts; for an all_to_all, the most that any rank sends or receives."""
         group, op, root = self.group, call.plan.op, self.settings.root
-        given = call.notes(h.NBYTES)
+        # Objects are bytes.
+        dtype = self.settings.sizes.dtype if self.settings.sizes else np.dtype(np.uint8)
+        item = recorder.cluster.itemsize(dtype)
+        given = [size * item // max(dtype.itemsize, 1) for size in call.notes(h.NBYTES)]
         size_bytes = given[root] if op == "scatter" else sum(given)
         if op == "all_to_all":
-            shape, dtype, dim = self.settings.sizes
-            unit = dtype.itemsize * prod((*shape[:dim], *shape[dim + 1 :]))
+            shape, _, dim = self.settings.sizes
+            unit = item * prod((*shape[:dim], *shape[dim + 1 :]))
             taken = [unit * sum(sizes) for sizes in zip(*(table.sizes for table in call.kept), strict=True)]
             size_bytes = max(*given, *taken)
         cost = recorder.cluster.collective(op, size_bytes, group.ranks, position=group.position, root=root)

@@ -78,6 +78,7 @@ def describe(
     node_link: LinkSpec | None = None,
     devices_per_rank: int | None = None,
     device_ids: Sequence[int] = (),
+    dtype: str | None = None,
 ) -> ClusterSpec:
     """Describe a cluster of ranks with devices of one kind: a preset, a file, or a `DeviceSpec` of your own.
 
@@ -92,6 +93,8 @@ def describe(
         node_link: the links between nodes; by default the preset's. Required for devices of your own on several nodes.
         devices_per_rank: see `ClusterSpec`.
         device_ids: number of each rank's device on its node, such as those of a rank table; by default its position.
+        dtype: what the devices compute in, see `ClusterSpec`; None for "float32", or for that of a file or a
+            `ClusterSpec`.
 
     Raises:
         ClusterError: unknown preset, bad file, `world_size` or `devices_per_rank` below 1, more ranks than a file
@@ -108,10 +111,11 @@ def describe(
     elif isinstance(device, ClusterSpec) or (isinstance(device, str) and is_file_name(device)):
         spec = (device if isinstance(device, ClusterSpec) else ClusterSpec.load(device)).with_ranks(world_size)
     else:
-        return _of_preset(world_size, device, link, nodes, node_link, devices_per_rank, device_ids, is_assumed)
+        spec = _of_preset(world_size, device, link, nodes, node_link, devices_per_rank, device_ids, is_assumed)
+        return replace(spec, dtype=dtype) if dtype else spec
     given = {
         "link": link, "nodes": () if nodes == 1 else nodes, "node_link": node_link, "device_ids": device_ids,
-        "devices_per_rank": devices_per_rank,
+        "devices_per_rank": devices_per_rank, "dtype": dtype,
     }  # fmt: skip
     return replace(spec, **{name: value for name, value in given.items() if value})  # type: ignore[arg-type]
 
@@ -200,7 +204,7 @@ def with_device(cluster: ClusterSpec, preset: str | DeviceSpec) -> ClusterSpec:
     """Return a cluster with the same ranks and nodes, and this preset's devices and links; it is assumed as before."""
     nodes = cluster.nodes if len(cluster.nodes) > 1 else 1
     described = describe(cluster.world_size, preset, nodes=nodes, devices_per_rank=cluster.devices_per_rank)
-    return replace(described, is_assumed=cluster.is_assumed)
+    return replace(described, is_assumed=cluster.is_assumed, dtype=cluster.dtype)
 
 
 def __dir__() -> list[str]:

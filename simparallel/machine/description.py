@@ -218,9 +218,9 @@ def table(cluster: Any) -> str:
     if cluster.sharing:
         kind = "measured" if cluster.calibration else "assumed"
         rows.append(("cluster", "sharing", _number("sharing", cluster.sharing), kind))
-    for name in ("rules", "stragglers", "slow_links", "jitter"):
-        if getattr(cluster, name):
-            rows.append(("cluster", name, f"{getattr(cluster, name)}", "assumed"))
+    for name in ("dtype", "rules", "stragglers", "slow_links", "jitter"):
+        if (found := getattr(cluster, name)) and found != "float32":
+            rows.append(("cluster", name, f"{found}", "assumed"))
     counts = [format_number_of(cluster.world_size, "rank"), format_number_of(len(cluster.nodes), "node")]
     head = f"{cluster.name}: {', '.join([*counts, *(f'{len(tier.groups)} x {tier.name}' for tier in cluster.tiers)])}"
     return "\n".join([head, *aligned(rows)])

@@ -83,6 +83,9 @@ class Measured(NamedTuple):
 READ, COPY = "read of a value", "copy to the device"
 # What runs the operations of a device, see `DeviceSpec.software`.
 SOFTWARE = ("plain", "eager", "fused")
+# Type of a described device -> bytes of each float32 item of a program there, and of the operands of its products. TF32
+# is float32 that products round to 19 bits.
+DTYPES = {"float32": (4, 4), "tf32": (4, 3), "bfloat16": (2, 2), "float16": (2, 2), "float8": (2, 1)}
 # Number of nearest shapes that correct a price; weight of a shape at distance 0; weight of no correction.
 _NEAREST, _EXACT, _FAR = 4, 100.0, 0.5
 
@@ -151,6 +154,7 @@ class DeviceWork(NamedTuple):
         results: elements of its output, or tensors that an optimizer changes; for measured costs.
         is_product: whether the flops are those of a matrix product.
         products: the shapes of its matrix products, for devices with `matrix_units`.
+        casts: bytes moved by each kernel that casts operands of the products.
     """
 
     name: str = ""
@@ -160,6 +164,28 @@ class DeviceWork(NamedTuple):
     results: int = 0
     is_product: bool = False
     products: tuple[MatrixProduct, ...] = ()
+    casts: tuple[int, ...] = ()
+
+    def with_operands(self, dtype: str) -> DeviceWork:
+        """Return the operation with the operands that products have in a described type, see `ClusterSpec.dtype`.
+
+        An operand in FP8 is read in its own type, and written as it is and transposed, once for two products each, as
+        in NVIDIA's Transformer Engine; one kernel casts those of a product. Operands that are no multiples of 16
+        elements long, convolutions and attention stay in the wider type; so does attention in TF32 (PyTorch's kernel
+        for float32 does not round to it).
+        """
+        itemsize, narrow = DTYPES[dtype]
+        kinds = {each.kind for each in self.products}
+        if not self.is_product or self.itemsize != itemsize or narrow == itemsize or "attention" in kinds:
+            return self
+        if narrow > 2:
+            return self._replace(itemsize=narrow)
+        if kinds != {"product"} or any((each.n | each.k) % 16 for each in self.products):
+            return self
+        sizes = [each.batch * (each.m + each.n) * each.k for each in self.products]
+        moved = self.size_bytes - (itemsize - narrow) * sum(sizes)
+        casts = tuple((itemsize // 2 + narrow) * size for size in sizes)
+        return self._replace(itemsize=narrow, size_bytes=moved, casts=casts)
 
 
 # A communication, or a graph of operations, as an interpreter starts it.
@@ -173,7 +199,7 @@ class DeviceSpec:
     Args:
         name: name in traces.
         peak_flops_per_s: item size [bytes] -> peak of matrix products [flop/s]; a size that is not listed uses the next
-            larger one, or else the largest.
+            larger one, or else the largest. 3 is TF32.
         memory_bandwidth_bytes_per_s: bandwidth of the device's memory.
         memory_bytes: capacity of the device's memory.
         launch_s: fixed cost of one operation (kernel launch and host overhead).
@@ -270,7 +296,7 @@ class DeviceSpec:
         if cost is not None:
             return cost.time_s(work.flops, work.size_bytes, work.results)
         if self.op_start_s:
-            return self.op_start_s if work.flops or work.size_bytes else 0.0
+            return self.op_start_s * (1 + len(work.casts)) if work.flops or work.size_bytes else 0.0
         return self.launch_s
 
     @property
@@ -280,15 +306,13 @@ class DeviceSpec:
 
     def device_s(self, work: DeviceWork) -> float:
         """Return the time [s] of an operation on the device alone; one of `op_costs` takes what was measured."""
-        name, flops, size_bytes, itemsize, results, is_product, products = work
+        name, flops, size_bytes, itemsize, results, is_product, products, casts = work
         measured = self.op_costs.get(name)
         if measured is not None:
             return measured.time_s(flops, size_bytes, results)
         if flops == 0 and size_bytes == 0:
             return 0.0
-        bytes_per_s = self.memory_bandwidth_bytes_per_s
-        if self.memory_efficiency is not None and size_bytes:
-            bytes_per_s *= self.memory_efficiency(size_bytes)
+        bytes_per_s = self._bytes_per_s(size_bytes)
         memory_s = size_bytes / bytes_per_s
         peak = self.peak(itemsize, is_product)
         if is_product and self.matrix_units is not None:
@@ -298,4 +322,10 @@ class DeviceSpec:
             if is_product and self.matmul_efficiency and flops:
                 compute_s /= self.matmul_efficiency[_entry(self.matmul_efficiency, itemsize)](flops)
         launch_s = 0.0 if self.host_costs else self.launch_s
-        return launch_s + max(compute_s, memory_s)
+        cast_s = sum(launch_s + moved / self._bytes_per_s(moved) for moved in casts)
+        return launch_s + max(compute_s, memory_s) + cast_s
+
+    def _bytes_per_s(self, size_bytes: int) -> float:
+        """Return the bandwidth that an operation reaches which moves so many bytes."""
+        reached = self.memory_efficiency(size_bytes) if self.memory_efficiency is not None and size_bytes else 1.0
+        return self.memory_bandwidth_bytes_per_s * reached

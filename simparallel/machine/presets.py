@@ -103,11 +103,11 @@ def _gpu(
     name: str, sheet: str, tflops: Sequence[float], terabytes_per_s: float, gigabytes: int,
     vector: Sequence[float] = (), vector_sheet: str = "", launch_s: float = 5e-6,
 ) -> DeviceSpec:  # fmt: skip
-    """Return a device with efficiencies by size; `tflops` are dense peaks of 1, 2, 4 and 8 bytes, 0 where it has none.
+    """Return a device with efficiencies by size; `tflops` are dense peaks of 1, 2, 3 (TF32), 4 and 8 bytes, 0 for none.
 
     `vector` has those of other operations for 2, 4 and 8 bytes: by default the peak of 4 bytes for 2 bytes, too.
     """
-    peaks = {size: float(round(peak * 1e12)) for size, peak in zip((1, 2, 4, 8), tflops, strict=True) if peak}
+    peaks = {size: float(round(peak * 1e12)) for size, peak in zip((1, 2, 3, 4, 8), tflops, strict=True) if peak}
     device = _device(
         name,
         [sheet] * 3,
@@ -116,24 +116,24 @@ def _gpu(
         memory_bytes=gigabytes * 10**9,
         launch_s=launch_s,
     )
-    each = zip((2, 4, 8), vector or (tflops[2], tflops[2], tflops[3]), strict=False)
+    each = zip((2, 4, 8), vector or (tflops[3], tflops[3], tflops[4]), strict=False)
     return _efficient(device, {size: float(round(peak * 1e12)) for size, peak in each if peak}, vector_sheet or sheet)
 
 
 def _hopper(name: str, terabytes_per_s: float, gigabytes: int) -> DeviceSpec:
     sheet = f"data sheet: NVIDIA {name.upper()} Tensor Core GPU, SXM"
     device = _gpu(
-        name, sheet, (1978.9, 989.4, 66.9, 33.5), terabytes_per_s, gigabytes, (133.8, 66.9, 33.5),
+        name, sheet, (1978.9, 989.4, 494.7, 66.9, 33.5), terabytes_per_s, gigabytes, (133.8, 66.9, 33.5),
         "data sheet: NVIDIA H100 architecture white paper, SXM5",
     )  # fmt: skip
-    return replace(device, sources=device.sources | {"peak_flops_per_s": f"{sheet}; dense, without TF32"})
+    return replace(device, sources=device.sources | {"peak_flops_per_s": f"{sheet}; dense"})
 
 
 _A100_SHEET = "data sheet: NVIDIA A100 80GB SXM"
 _A100 = _device(
     "a100",
     [_A100_SHEET] * 3,
-    peak_flops_per_s={2: 312e12, 4: 19.5e12, 8: 9.7e12},
+    peak_flops_per_s={2: 312e12, 3: 156e12, 4: 19.5e12, 8: 9.7e12},
     memory_bandwidth_bytes_per_s=2.039e12,
     memory_bytes=80 * 10**9,
     launch_s=5e-6,
@@ -204,7 +204,7 @@ PRESETS: dict[str, Preset] = {
         rules="hccl",
     ),
     "ascend910b-8": Preset(
-        _gpu("ascend910b", _REPORTED, (0, 376, 94, 0), 1.6, 64, (23, 11.5), _VECTOR_910, 10e-6),
+        _gpu("ascend910b", _REPORTED, (0, 376, 0, 94, 0), 1.6, 64, (23, 11.5), _VECTOR_910, 10e-6),
         _link(
             5e-6,
             56e9,
@@ -220,28 +220,28 @@ PRESETS: dict[str, Preset] = {
     "dgx-h100": Preset(_hopper("h100", 3.35, 80), _NVLINK4, _NDR, node_size=8, library=_nccl("hopper", "intel")),
     "h200-8": Preset(_hopper("h200", 4.8, 141), _NVLINK4, _NDR, node_size=8, library=_nccl("hopper", "intel")),
     "b200-8": Preset(
-        _gpu("b200", f"data sheet: DGX B200; {_SPARSE}", (4500, 2250, 75, 37), 8, 180),
+        _gpu("b200", f"data sheet: DGX B200; {_SPARSE}", (4500, 2250, 1125, 75, 37), 8, 180),
         _NVLINK5,
         _NDR_B200,
         node_size=8,
         library=_nccl("blackwell", "intel"),
     ),
     "gb200-nvl72": Preset(
-        _gpu("gb200", f"data sheet: GB200 NVL72; {_SPARSE}", (5000, 2500, 80, 40), 8, 186),
+        _gpu("gb200", f"data sheet: GB200 NVL72; {_SPARSE}", (5000, 2500, 1250, 80, 40), 8, 186),
         _NVLINK5,
         _NDR_B200,
         node_size=72,
         library=_nccl("blackwell", "arm"),
     ),
     "h20-8": Preset(
-        _gpu("h20", _H20_REPORTED, (296, 148, 44, 1), 4, 96),
+        _gpu("h20", _H20_REPORTED, (296, 148, 74, 44, 1), 4, 96),
         _NVLINK4,
         _link(5e-6, 50e9, _H20_REPORTED),
         node_size=8,
         library=_nccl("hopper", "intel"),
     ),
     "l40s-8": Preset(
-        _gpu("l40s", "data sheet: NVIDIA L40S", (733, 362, 91.6, 1.43), 0.864, 48),
+        _gpu("l40s", "data sheet: NVIDIA L40S", (733, 362, 183, 91.6, 1.43), 0.864, 48),
         _link(
             5e-6, 24e9, "assumed: 2 x 12 GB/s, twice NCCL's plan for PCIe 3.0 x16; data sheet: PCIe 4.0 x16, 32 GB/s"
         ),
@@ -266,7 +266,7 @@ PRESETS: dict[str, Preset] = {
         library=_nccl("hopper", "amd", network_latency_s=75e-6),
     ),
     "mi300x-8": Preset(
-        _gpu("mi300x", _MI300X_SHEET, (2614.9, 1307.4, 163.4, 163.4), 5.3, 192, (163.4, 163.4, 81.7)),
+        _gpu("mi300x", _MI300X_SHEET, (2614.9, 1307.4, 653.7, 163.4, 163.4), 5.3, 192, (163.4, 163.4, 81.7)),
         _link(
             5e-6,
             64e9,
@@ -278,7 +278,7 @@ PRESETS: dict[str, Preset] = {
         node_size=8,
     ),
     "ascend910c-384": Preset(
-        _gpu("ascend910c", _910C, (0, 752, 188, 0), 3.2, 128, (46, 23), _VECTOR_910, 10e-6),
+        _gpu("ascend910c", _910C, (0, 752, 0, 188, 0), 3.2, 128, (46, 23), _VECTOR_910, 10e-6),
         _link(5e-6, 392e9, f"{_910C}, unified bus"),
         _link(10e-6, 50e9, f"{_910C}, RoCE 400 Gb/s"),
         node_size=384,

@@ -39,8 +39,8 @@ class MatrixUnits:
         multiprocessors: number of multiprocessors, or cores; 0 for products of every shape at the same share.
         product, convolution: of products and convolutions that fill all multiprocessors.
         attention: of fused attention, of any shape.
-        wide: of products of float32 and float64, which run without units for matrices; convolutions and attention gain
-            as much.
+        wide: of products of float32 and float64, but TF32, which run without units for matrices; convolutions and
+            attention gain as much.
 
     Raises:
         ClusterError: a number out of range. Fact: `key`, the field.
@@ -69,7 +69,7 @@ class MatrixUnits:
             bytes_per_s: what its memory reaches, for the parts of split products.
             itemsize: bytes of an item.
         """
-        if itemsize > 2:
+        if itemsize > 3:
             peak *= self.wide / self.product
         kind = products[0].kind if products else "product"
         if not products or not self.multiprocessors or kind == "attention":

@@ -18,7 +18,7 @@ from simparallel.base.units import format_number_of, format_numbers, format_type
 from simparallel.errors import ClusterError
 from simparallel.machine import hccl
 from simparallel.machine.description import load, save, table
-from simparallel.machine.device import Curve, DeviceSpec, picoseconds
+from simparallel.machine.device import DTYPES, Curve, DeviceSpec, DeviceWork, picoseconds
 from simparallel.machine.jitter import Jitter
 from simparallel.machine.library_times import TIMES, Level, Spread, best_time, stepwise_time
 from simparallel.machine.links import Groups, Link, LinkSpec, Tier
@@ -125,6 +125,10 @@ class ClusterSpec:
         node_link: the links between nodes; None if they are like `link`.
         devices_per_rank: simulated devices of each rank; None creates each when the program first names it.
         is_assumed: whether the device is a default that the program may replace (`set_context`).
+        dtype: what the devices compute in where the program has float32: "float32"; "tf32", for products alone;
+            "bfloat16" or "float16", for all parameters, activations, gradients and states; or "float8", as "bfloat16"
+            with products in FP8, whose operands are cast. Prices, and bytes that are sent or held, are those of this
+            type; the values stay float32.
         tiers: further tiers: islands inside nodes, and racks of nodes, from the inside out, whose ranks are nearer to
             each other.
         device_ids: number of each rank's device on its node; empty for its position there.
@@ -141,8 +145,9 @@ class ClusterSpec:
         calibration: plain data about how the numbers were measured: date, machine, residuals.
 
     Raises:
-        ClusterError: a number out of range, nodes that are not a partition of the ranks, tiers that cut a node in two
-            or are not nested, ranks that do not exist, or a number of devices that the rules refuse. Fact: `key`.
+        ClusterError: a number out of range, a type without a peak, nodes that are not a partition of the ranks, tiers
+            that cut a node in two or are not nested, ranks that do not exist, or a number of devices that the rules
+            refuse. Fact: `key`.
     """
 
     world_size: int
@@ -153,6 +158,7 @@ class ClusterSpec:
     node_link: LinkSpec | None = None
     devices_per_rank: int | None = None
     is_assumed: bool = False
+    dtype: str = "float32"
     tiers: tuple[Tier, ...] = ()
     device_ids: tuple[int, ...] = ()
     rules: str = ""
@@ -180,6 +186,7 @@ class ClusterSpec:
         if tiers:
             self._check_tiers()
         self._check_device_ids()
+        self._check_dtype()
         if self.rules not in RULES:
             raise ClusterError(f"rules={self.rules!r} is not one of {', '.join(map(repr, RULES))}.", key="rules")
         for key in ("stragglers", "slow_links"):
@@ -256,6 +263,23 @@ class ClusterSpec:
             twice = [number for number, times in Counter(ids[rank] for rank in node).items() if times > 1]
             if twice:
                 raise ClusterError(f"device_ids: two ranks of node {node} have device {twice[0]}.", key="device_ids")
+
+    def _check_dtype(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ClusterError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}.", key="dtype")
+        if self.dtype != "float32" and self.device.op_costs:
+            raise ClusterError(
+                f"dtype={self.dtype!r}: {self.device.name} has costs of operations that were measured in float32; "
+                "choose a preset, or a device without op_costs.",
+                key="dtype",
+            )
+        narrow = DTYPES[self.dtype][1]
+        if narrow in (1, 3) and narrow not in self.device.peak_flops_per_s:
+            raise ClusterError(
+                f"dtype={self.dtype!r}: {self.device.name} has no peak for it; give peak_flops_per_s an entry "
+                f"{{{narrow}: …}}, or choose another dtype.",
+                key="dtype",
+            )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -464,6 +488,17 @@ class ClusterSpec:
         return uses
 
     # --- prices ------------------------------------------------------------------------------------
+
+    def itemsize(self, dtype: np.dtype) -> int:
+        """Return the bytes that an item of this NumPy dtype has on the devices, see `dtype`."""
+        return DTYPES[self.dtype][0] if dtype == np.float32 else dtype.itemsize
+
+    def update(self, work: DeviceWork) -> DeviceWork:
+        """Return the work of an optimizer on the devices, from that on the program's own floats."""
+        itemsize = DTYPES[self.dtype][0]
+        if work.itemsize != 4:
+            return work
+        return work._replace(size_bytes=work.size_bytes * itemsize // 4, itemsize=itemsize)
 
     def device_factor(self, rank: int) -> float:
         """Return how much slower than described a rank computes: its own factor, and the ranks it shares cores with."""

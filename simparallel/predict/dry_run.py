@@ -67,7 +67,7 @@ def dry_run(
         algorithm, timeout_s: as for `Cluster`.
         unknown: the value of every number that the program asks for and a dry run does not know, such as a loss; a
             number, or a function that returns one. None makes a decision by such a number an error.
-        described: nodes, link, node_link, devices_per_rank: as for `Cluster`; `device` in place of `cluster`.
+        described: nodes, link, node_link, devices_per_rank, dtype: as for `Cluster`; `device` in place of `cluster`.
 
     Raises:
         InputError, ClusterError: bad arguments, or a cluster of another size.
@@ -93,18 +93,22 @@ def dry_run(
 
 
 @contextmanager
-def predicted_launches(cluster: str | ClusterSpec | None, found: list[Prediction]) -> Iterator[None]:
+def predicted_launches(
+    cluster: str | ClusterSpec | None, found: list[Prediction], dtype: str | None = None
+) -> Iterator[None]:
     """Make every `launch` and `Cluster.run` inside the block a dry run of all its ranks.
 
     Args:
         cluster: the described hardware of launches that describe none; None for their own.
         found: gets the predictions.
+        dtype: what the devices of all launches compute in, see `ClusterSpec`; None for their own.
     """
 
     def run(call: Callable[[], Any], given: RunSettings) -> list[Outcome]:
         spec = given.cluster
         if cluster is not None and spec.is_assumed:
             spec = describe(spec.world_size, cluster)
+        spec = replace(spec, dtype=dtype or spec.dtype)
         settings = RunSettings(spec, "full", given.timeout_s, given.algorithm, memory_bytes=given.memory_bytes)
         prediction, outcomes = _predicted(call, settings, fold=False)
         found.append(prediction)

@@ -313,9 +313,10 @@ class Prediction:
         count = len(self._step_ends())
         step = f"{format_seconds(self.step_time_s)} a step" if count else "no optimizer steps"
         ran = len(self.memory)
+        typed = "" if self.cluster.dtype == "float32" else f" in {self.cluster.dtype}"
         folded = f"; {ran} of {self.world_size} ranks were run" if ran < self.world_size else ""
         return (
-            f"{self.cluster.name}: {format_seconds(self.makespan_s)} simulated, {step}, "
+            f"{self.cluster.name}{typed}: {format_seconds(self.makespan_s)} simulated, {step}, "
             f"{len(self.classes)} {'class' if len(self.classes) == 1 else 'classes'} of ranks{folded}"
         )
 

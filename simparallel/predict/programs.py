@@ -36,10 +36,15 @@ class EagerAccount(MemoryAccount):
 
     There an activation is freed after the first operation that reads it, unless a backward needs it, or another
     operation reads it later.
+
+    Args:
+        who: the device, for messages.
+        cluster: the described hardware; its type says how large arrays are there.
     """
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, cluster: ClusterSpec) -> None:
         super().__init__(None, who)
+        self._cluster = cluster
         # id of an array -> the number of backwards that need it.
         self._needed: Counter[int] = Counter()
 
@@ -47,7 +52,7 @@ class EagerAccount(MemoryAccount):
         """Count the result of an op, and what it keeps."""
         arrays = [x for x in ctx.__dict__.values() if is_array(x)]
         given, extra_bytes = {id(owner_of(x)) for x in inputs}, 0
-        kept, keeps = arrays, op.eager_keeps(ctx.plan)
+        kept, keeps = arrays, op.eager_keeps(op.in_dtype(ctx.plan, self._cluster.dtype))
         if keeps is not None:
             numbers, extra_bytes = keeps
             kept = [inputs[i] for i in numbers]
@@ -72,6 +77,11 @@ class EagerAccount(MemoryAccount):
         if extra_bytes:
             owner.kept = _KeptBytes(extra_bytes)
             self.hold(owner.kept, ACTIVATIONS)
+
+    def size_of(self, array: Any) -> int:
+        # Memory that a kernel keeps has no dtype.
+        dtype = getattr(array, "dtype", None)
+        return array.nbytes if dtype is None else array.size * self._cluster.itemsize(dtype)
 
     def _release(self, held: Any) -> None:
         # The garbage collector may report an array that was released just before.
@@ -98,9 +108,9 @@ class TwoAccounts(MemoryAccount):
 
     is_shared = True
 
-    def __init__(self, limit_bytes: int | None, who: str) -> None:
+    def __init__(self, limit_bytes: int | None, who: str, cluster: ClusterSpec) -> None:
         super().__init__(limit_bytes, who)
-        self.described = EagerAccount(who)
+        self.described = EagerAccount(who, cluster)
 
     def hold(self, array: Any, category: str, **settings: Any) -> None:
         super().hold(array, category, **settings)
@@ -128,7 +138,7 @@ class WorkRecorder(Recorder):
         super().__init__(*args, **settings)
         self.at_peak_ps: Counter[tuple[int, bool]] = Counter()
         if self.cluster.device.software != "plain":
-            self.memory = TwoAccounts(self.memory.limit_bytes, self.memory.who)
+            self.memory = TwoAccounts(self.memory.limit_bytes, self.memory.who, self.cluster)
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""

@@ -121,7 +121,7 @@ class Prices:
             leaves: for each input whether it is a parameter that no other op reads, so that its sum may overlap.
             left: indices of the inputs whose gradients are summed on their way back.
         """
-        plan, itemsize = call.local, call.local.output.dtype.itemsize
+        plan, itemsize = call.local, self.cluster.itemsize(call.local.output.dtype)
         events: list[Event] = []
         if call.output is not call.made.gradient:
             events += self.way(call.output.gradient, call.made.gradient, itemsize)
@@ -133,14 +133,14 @@ class Prices:
             axes = call.sharding.gradient_axes(i)
             groups = call.sharding.groups(axes) if axes and needs[i] and i not in left else ()
             if groups and len(groups[0]) > 1:
-                exchange = self.exchange("all_reduce", spec.size_bytes, groups)
                 size_bytes = spec.size_bytes
+                exchange = self.gradient_sum(size_bytes, (groups, spec.dtype))
                 events.append(GradientSum(exchange, (groups, spec.dtype), size_bytes) if leaves[i] else exchange)
         return tuple(events)
 
     def finish(self, call: OpCall) -> Events:
         """Return the events that finish the partial sum of an op's forward."""
-        made, output, itemsize = call.made, call.output, call.local.output.dtype.itemsize
+        made, output, itemsize = call.made, call.output, self.cluster.itemsize(call.local.output.dtype)
         if made is output:
             return ()
         size_bytes = prod(made.local_shape) * itemsize
@@ -149,14 +149,17 @@ class Prices:
 
     def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> TimedCompute:
         """Return the event of an optimizer's step."""
-        return self._work(DeviceWork(f"{name}.step", flops, size_bytes, itemsize, tensors))
+        return self._work(self.cluster.update(DeviceWork(f"{name}.step", flops, size_bytes, itemsize, tensors)))
 
     def _asked(self, call: OpCall) -> list[Events]:
         """Return the collectives that the op itself calls in forward, and those in backward."""
         sharding = call.sharding
         found: list[Events] = []
         for asked in asked_inside(call.op, call.plan_of(sharding.mesh.ranks[0]), sharding, empty):
-            each = ((a.size_bytes, sharding.groups(sharding.axes(a.dims), a.group_size)) for a in asked)
+            each = (
+                (prod(a.shape) * self.cluster.itemsize(a.dtype), sharding.groups(sharding.axes(a.dims), a.group_size))
+                for a in asked
+            )
             found.append(
                 tuple(self.exchange("all_reduce", size, groups) for size, groups in each if len(groups[0]) > 1)
             )
@@ -167,7 +170,7 @@ class Prices:
         cut = call.window_cut
         if cut is None:
             return ()
-        itemsize = call.local.inputs[cut.input].dtype.itemsize
+        itemsize = self.cluster.itemsize(call.local.inputs[cut.input].dtype)
         moves = _moves_of(cut)
         pairs = [(m.source, m.target) if phase == "forward" else (m.target, m.source) for m in moves]
         events = self._messages(pairs, [prod(shape_of(m.box)) * itemsize for m in moves])
@@ -270,6 +273,11 @@ class Prices:
             self._exchanges[key] = TimedCollective(op, groups, ps)
         return self._exchanges[key]
 
+    def gradient_sum(self, size_bytes: int, kind: tuple[tuple[Group, ...], np.dtype]) -> TimedCollective:
+        """Return the sum of gradients, see `GradientSum`; of these bytes in memory here, from which buckets follow."""
+        groups, dtype = kind
+        return self.exchange("all_reduce", size_bytes * self.cluster.itemsize(dtype) // dtype.itemsize, groups)
+
     def _messages(self, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]) -> Events:
         ps = [self.cluster.message(size, *pair).time_ps for pair, size in zip(pairs, sizes_bytes, strict=True)]
         return (TimedMessages(tuple(pairs), tuple(ps)),) if pairs else ()
@@ -293,7 +301,7 @@ class Prices:
         )
 
     def _op(self, call: OpCall, needs: tuple[bool, ...] | None = None) -> TimedCompute:
-        return self._work(call.op.cost(call.local, self.cluster.device.software, needs))
+        return self._work(call.op.cost(call.local, self.cluster.device.software, needs, self.cluster.dtype))
 
     def _work(self, work: DeviceWork) -> TimedCompute:
         device = self.cluster.device

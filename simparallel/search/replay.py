@@ -53,7 +53,7 @@ class Replay:
     def _send(self, part: list[GradientSum]) -> None:
         if part:
             size_bytes = sum(each.size_bytes for each in part)
-            exchange = self._prices.exchange("all_reduce", size_bytes, part[0].exchange.groups)
+            exchange = self._prices.gradient_sum(size_bytes, part[0].kind)
             self._passes[-1][1].extend(self.clock.collective(exchange.groups, exchange.ps))
 
     def begin_pass(self) -> None:

@@ -335,7 +335,8 @@ class Space:
         has_backward = node.needs[i] and node.has_backward and source.kind in (NODE, PARAMETER)
         key = tuple(map(id, sources)), tuple(map(id, targets)), spec.dtype, has_backward, is_again
         if key not in self._tables:
-            self._tables[key] = self._way_costs(sources, targets, spec.dtype.itemsize, has_backward, 1 + is_again)  # type: ignore[arg-type]
+            itemsize = self.prices.cluster.itemsize(spec.dtype)
+            self._tables[key] = self._way_costs(sources, targets, itemsize, has_backward, 1 + is_again)  # type: ignore[arg-type]
         return maker, self._tables[key]
 
     def origin(self, reader: int, i: int) -> tuple[int | None, list[Placement]]:
@@ -392,7 +393,7 @@ class Space:
         source = sources[0 if maker is None else choice[maker]]
         if source is target:
             return (), ()
-        itemsize = node.plan.inputs[i].dtype.itemsize
+        itemsize = self.prices.cluster.itemsize(node.plan.inputs[i].dtype)
         there = self.prices.way(source, target, itemsize)
         if not (node.needs[i] and node.has_backward and node.inputs[i].kind in (NODE, PARAMETER)):
             return there, ()
@@ -434,12 +435,13 @@ class Space:
     def gathering(self, node: int, number: int) -> Events:
         """Return the events that give every rank the whole result of an op, as for the results of a program."""
         output = self.choices[node][number].output
-        return self.prices.way(output, self._whole(output), self.graph.nodes[node].plan.output.dtype.itemsize)
+        itemsize = self.prices.cluster.itemsize(self.graph.nodes[node].plan.output.dtype)
+        return self.prices.way(output, self._whole(output), itemsize)
 
     def _gathering_ps(self, node: int) -> np.ndarray:
         """Return the cost [ps] of `gathering` for each choice."""
         outputs, is_small = [c.output for c in self.choices[node]], self.device_num <= MOST_DEVICES
-        itemsize = self.graph.nodes[node].plan.output.dtype.itemsize
+        itemsize = self.prices.cluster.itemsize(self.graph.nodes[node].plan.output.dtype)
         costs = [self.prices.way_ps(output, self._whole(output), itemsize, is_small) for output in outputs]
         return np.array([FORBIDDEN_PS if cost is None else cost for cost in costs], np.int64)
 

@@ -23,19 +23,18 @@ from simparallel.simulate.transformer_memory import (
     gathered_bytes,
     state_bytes,
 )
-from simparallel.simulate.transformer_time import ANY_SHAPE, Efficiency, StepTime, step_time
+from simparallel.simulate.transformer_time import StepTime, step_time
 
 Sharded = Literal["none", "state", "gradient", "parameter"]
 Verdict = Literal["fits", "close", "does not fit"]
 _MIB, _GIB = 1 << 20, 1 << 30
-# Products in FP8 gain less than their peak promises: scaling and casts take time (published steps of MPT on H100).
-_FLOAT8_GAIN = 1.3
 # Bytes of an activation, and of the states of a parameter.
 DTYPES: Mapping[str, tuple[int, ModelStates]] = {
     "bfloat16": (2, MEGATRON_ADAM),
     "float16": (2, MEGATRON_ADAM),
     "float32": (4, FLOAT32_ADAM),
     "float8": (2, MEGATRON_ADAM),
+    "tf32": (4, FLOAT32_ADAM),
 }
 # What a device holds beside the allocated tensors, least and most, all assumed: the context of its driver with
 # workspaces of libraries, the buffers of each communicator, and the share that fragments leave unused.
@@ -186,7 +185,8 @@ def predict_transformer(
         schedule: a looped schedule of `pipeline_schedule`, such as "1f1b", "gpipe" or "zb_h1".
         recompute: "none", "selective" or "full".
         sequence_parallel: whether the tensor group shares norms along the sequence, too.
-        dtype: "bfloat16", "float16", "float32", or "float8" for products in FP8 with bfloat16 activations.
+        dtype: "bfloat16", "float16", "float32", "tf32", or "float8" for products in FP8 with bfloat16 activations: see
+            `ClusterSpec`, but gradients and states of optimizers are those of mixed precision.
 
     Raises:
         InputError: an unknown model, option or type, or sizes that cannot be divided; facts as `TrainingPlan` has them.
@@ -237,14 +237,15 @@ def predict_transformer(
 def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype: str) -> TransformerPrediction:
     """Predict a step of a plan; see `predict_transformer`."""
     states = DTYPES[dtype][1]
-    efficiency = Efficiency()
-    if dtype == "float8" and cluster.device.peak(1) > cluster.device.peak(2):
-        units = cluster.device.matrix_units or ANY_SHAPE
-        efficiency = replace(efficiency, product=min(1.0, units.product * _FLOAT8_GAIN))
-    time = step_time(plan, cluster, efficiency, states, schedule)
+    time = step_time(plan, with_products(cluster, dtype), states=states, schedule=schedule)
     return TransformerPrediction(
         plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states, cluster.device.software)
     )
+
+
+def with_products(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
+    """Return the cluster with the type of a plan's products, where it is not that of all items."""
+    return replace(cluster, dtype=dtype if dtype in ("float8", "tf32") else "float32")
 
 
 def worst_memory(

@@ -134,7 +134,7 @@ def step_time(
 
     Args:
         plan: the model, and how it is cut.
-        cluster: the described hardware, with as many ranks as the plan has devices.
+        cluster: the described hardware, with as many ranks as the plan has devices; its type is that of products.
         efficiency: what the hardware achieves of its data sheet.
         states: bytes of each parameter; gradients are exchanged in their own size.
         schedule: a looped schedule of `pipeline_schedule`, such as "1f1b" or "zb_h1".
@@ -236,8 +236,10 @@ class _Prices:
     def kernels(self, kernels: Iterable[DeviceWork]) -> PassTime:
         device_ps = host_ps = late_ps = 0
         for kernel in kernels:
+            kernel = kernel.with_operands(self.cluster.dtype)
             ps = picoseconds(self.cluster.device.device_s(kernel))
-            device_ps, late_ps, host_ps = device_ps + ps, max(late_ps, host_ps) + ps, host_ps + self.issue_ps
+            device_ps, late_ps = device_ps + ps, max(late_ps, host_ps) + ps
+            host_ps += self.issue_ps * (1 + len(kernel.casts))
         return PassTime(device_ps, host_ps, late_ps)
 
     def collective(self, op: str, size_bytes: Fraction | int, group: Sequence[int]) -> int:
@@ -287,7 +289,8 @@ class _Prices:
             exchanges += count * work.exchanges
             # A bias has no flops; its gradient starts with that of its weight, and all of an op together if they are
             # not apart.
-            starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
+            typed = [kernel.with_operands(self.cluster.dtype) for kernel in work.weights]
+            starts = sum(is_split * (kernel.flops > 0) + len(kernel.casts) for kernel in typed)
             later, sums = PassTime.of(later_ps, starts * self.issue_ps), reduces(len(work.sums), sums_ps)
             # Sums are those of the loss, or of gradients.
             first, later = (first.then(sums), later) if work.forward else (first, later.then(sums))

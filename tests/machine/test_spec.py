@@ -24,7 +24,7 @@ from simparallel.machine.cluster import (
     describe,
     picoseconds,
 )
-from simparallel.machine.device import SOFTWARE
+from simparallel.machine.device import SOFTWARE, OpCost
 from simparallel.machine.library_times import TIMES
 from simparallel.testing.strategies import clusters, links
 
@@ -398,6 +398,9 @@ def test_hccl_counts_cards_by_device_id():
         lambda: ClusterSpec(4, DEVICE, LINK, device_ids=(0, 1)),
         lambda: ClusterSpec(2, DEVICE, LINK, device_ids=(1, 1)),
         lambda: ClusterSpec(2, DEVICE, LINK, rules="nccl"),
+        lambda: ClusterSpec(2, DEVICE, LINK, dtype="float64"),
+        lambda: ClusterSpec(2, DEVICE, LINK, dtype="float8"),
+        lambda: ClusterSpec(2, replace(DEVICE, op_costs={"Add": OpCost(1e-6)}), LINK, dtype="bfloat16"),
         lambda: ClusterSpec(2, DEVICE, LINK, stragglers={2: 1.5}),
         lambda: ClusterSpec(2, DEVICE, LINK, measured={"all_reduce": {1: LINK}}),
         lambda: ClusterSpec(2, DEVICE, LINK, measured={"all_sum": {2: LINK}}),

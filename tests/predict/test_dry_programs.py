@@ -22,6 +22,7 @@ import simparallel as sp
 from simparallel import functions as F, nn, optim
 from simparallel.errors import RunFailedError, UnknownValueError
 from simparallel.machine.cluster import describe
+from simparallel.machine.device import DTYPES
 from simparallel.parallel import DistributedDataParallel
 from simparallel.predict.dry_run import dry_run
 from simparallel.runtime.launcher.settings import Described
@@ -61,20 +62,26 @@ def test_dry_program_observed_as_real(name: str) -> None:
     check_equal(real, dry_run(function, args, world_size=world_size, fold=False, **described))
 
 
-def beside_interpreter(world_size: int, settings: dict[str, Any], software: str = "plain") -> dict[str, Any]:
-    """Return the settings of a launch with an interpreter beside each device."""
+def beside_interpreter(
+    world_size: int, settings: dict[str, Any], software: str = "plain", dtype: str = "float32"
+) -> dict[str, Any]:
+    """Return the settings of a launch with an interpreter beside each device, which computes in a described type."""
     described = {name: settings[name] for name in settings if name in Described.__annotations__}
     cluster = describe(world_size, **described)
-    device = replace(cluster.device, op_start_s=7e-6, software=software)
+    peaks = {1: 600e12, 2: 300e12, 3: 150e12, 4: 20e12}
+    device = replace(cluster.device, op_start_s=7e-6, software=software, peak_flops_per_s=peaks)
     others = {name: settings[name] for name in settings if name not in described}
-    return others | {"device": replace(cluster, device=device)}
+    return others | {"device": replace(cluster, device=device, dtype=dtype)}
 
 
 @pytest.mark.matrices
-@pytest.mark.parametrize(("name", "software"), [*zip(list(PROGRAMS)[::3], cycle(("plain", "eager")), strict=False)])
-def test_programs_beside_interpreters(name: str, software: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "software", "dtype"),
+    [*zip(list(PROGRAMS)[::3], cycle(("plain", "eager")), cycle((*list(DTYPES)[1:], "float32")), strict=False)],
+)
+def test_programs_beside_interpreters(name: str, software: str, dtype: str) -> None:
     function, args, world_size, described = PROGRAMS[name]
-    described = beside_interpreter(world_size, described, software)
+    described = beside_interpreter(world_size, described, software, dtype)
     real = sp.launch(function, args, world_size=world_size, transport="inline", record="full", **described)
     check_equal(real, dry_run(function, args, world_size=world_size, fold=False, **described))
 
@@ -118,9 +125,17 @@ def test_captured_step_costs_one_start() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["ddp[small buckets]", "auto_parallel[layouts data_parallel]", "messages[tensors]"])
-def test_dry_program_observed_as_processes(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("ddp[small buckets]", "float32"),
+        ("auto_parallel[layouts data_parallel]", "bfloat16"),
+        ("messages[tensors]", "bfloat16"),
+    ],
+)
+def test_dry_program_observed_as_processes(name: str, dtype: str) -> None:
     function, args, world_size, described = PROGRAMS[name]
+    described = described | {"dtype": dtype}
     real = sp.launch(function, args, world_size=world_size, record="full", echo=False, **described)
     check_equal(real, dry_run(function, args, world_size=world_size, fold=False, **described))
 

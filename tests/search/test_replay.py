@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def _plans(draw, name):
         # Without an interpreter, or one that is faster or slower than all devices.
         draw(st.sampled_from([0.0, 1e-9, 1e-2])),
     )
+    cluster = replace(cluster, dtype=draw(st.sampled_from(["float32", "bfloat16"])))
     saved: Any = {}
     if PROGRAMS[name].splits:
         saved["num_micro_batches"] = draw(st.sampled_from([1, 2, 4]))
@@ -69,10 +71,10 @@ def test_lockstep_equals_batch(name, data):
     _replayed_ps(space, choice)
 
 
-@pytest.mark.parametrize("preset", ["dgx-h100", "ascend910-8"])
+@pytest.mark.parametrize(("preset", "dtype"), [("dgx-h100", "float8"), ("ascend910-8", "float32")])
 @pytest.mark.parametrize("name", ["images", "tokens"])
-def test_presets(name, preset):
-    cluster = describe(8, preset)
+def test_presets(name, preset, dtype):
+    cluster = describe(8, preset, dtype=dtype)
     space, _kept = space_of(name, cluster)
     plan = plan_graph(space.graph, cluster)
     assert plan.step_time_ps == _step_ps(name, plan, cluster)

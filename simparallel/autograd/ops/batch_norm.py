@@ -108,6 +108,10 @@ class BatchNorm(AbstractNorm):
         ctx.arrays.map_channels(normalize.scale, [y, ctx.x], [ctx.scale, None, b, ctx.mean])
         return y.astype(ctx.plan.output.dtype, copy=False)
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # x in its own type, and the mean and 1 / sqrt(var + eps) of each channel.
+        return (0,), 8 * plan.sizes["c"]
+
     def _mean_over_groups(self, ctx: Context, mean: Array, var: Array) -> tuple[Array, Array]:
         """Average the statistics over the groups: the running statistics must be equal on every rank."""
         if self.group_size is None:

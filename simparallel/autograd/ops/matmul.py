@@ -63,6 +63,10 @@ class AbstractProduct(Op):
         gradients = forward._replace(n=k, k=n), forward._replace(m=k, k=m)
         return tuple(each for each, need in zip(gradients, needs, strict=False) if need)
 
+    def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
+        # Also of float16, which convolutions here convert.
+        return (0, 1), 0
+
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
         # A kernel of its own sums dy for the bias.
         work = self.work_backward(needs, plan.work)

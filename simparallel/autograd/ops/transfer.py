@@ -85,7 +85,9 @@ class ToDevice(Op):
         if category:
             there.memory.hold(y, category)
         if source is not target:
-            recorder.of(source).copy_to(there, name, start_ns, perf_counter_ns(), y.nbytes)
+            recorder.of(source).copy_to(
+                there, name, start_ns, perf_counter_ns(), y.size * recorder.cluster.itemsize(y.dtype)
+            )
         return y
 
 
@@ -105,18 +107,19 @@ class Replicate(ToDevice):
         super().__init__(device, purpose)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        self._note(self.device, 0, 2 * dy.nbytes, dy.itemsize)
+        self._note(self.device, 0, 2, dy)
         grads = super().run_backward(ctx, dy)
-        self._note(ctx.device, dy.size, 3 * dy.nbytes, dy.itemsize)
+        self._note(ctx.device, dy.size, 3, dy)
         return grads
 
-    def _note(self, device: Device, flops: int, size_bytes: int, itemsize: int) -> None:
+    def _note(self, device: Device, flops: int, passes: int, dy: Array) -> None:
         recorder = current_recorder()
         if recorder is not None and device.type == SIM:
             # Simulated time only: the tape does the work, and takes the wall time, elsewhere.
             now_ns = perf_counter_ns()
             name = f"{self.purpose}.backward"
-            price = recorder.price(DeviceWork(name, flops, size_bytes, itemsize))
+            itemsize = recorder.cluster.itemsize(dy.dtype)
+            price = recorder.price(DeviceWork(name, flops, passes * dy.size * itemsize, itemsize))
             recorder.of(device).compute(name, "backward", now_ns, now_ns, price)
 
 

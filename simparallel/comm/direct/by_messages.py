@@ -69,20 +69,26 @@ class MessageBody(Body):
         """Price the time by the algorithm's formula; take the bytes from the ledger, also for uneven chunks."""
         plan, group = call.plan, self.group
         # The formula prices the call on every rank alike; the ledger has this rank's own bytes.
-        size_bytes, algorithm = group.size_bytes_of(plan, call.seq & 1), algorithm_of(plan)
+        parity, algorithm = call.seq & 1, algorithm_of(plan)
+        size_bytes = group.described(plan, parity, plan.vector_bytes)
         cost = recorder.cluster.collective(plan.op, size_bytes, group.ranks, algorithm=algorithm)
         entry: Entry = call.kept
-        call.step_ps = self._step_times(recorder, entry, cost.time_ps)
-        return size_bytes, Traffic(cost.time_ps, entry.total.sent_bytes, algorithm)
+        call.step_ps = self._step_times(call, recorder, cost.time_ps)
+        sent_bytes = group.described(plan, parity, entry.total.sent_bytes)
+        return size_bytes, Traffic(cost.time_ps, sent_bytes, algorithm)
 
-    def _step_times(self, recorder: Recorder, entry: Entry, time_ps: int) -> tuple[int, ...]:
+    def _step_times(self, call: Call, recorder: Recorder, time_ps: int) -> tuple[int, ...]:
         """Return the duration of each step by this rank's own traffic, or () if they do not add up to the price.
 
         They do not if the rank is idle in a step that others wait for.
         """
         # A step takes as long as the larger of its two directions.
         link = recorder.cluster.link_of(self.group.ranks)
-        largest = [max(step.sent_bytes, step.received_bytes) for step in entry.steps]
+        entry: Entry = call.kept
+        largest = [
+            self.group.described(call.plan, call.seq & 1, max(step.sent_bytes, step.received_bytes))
+            for step in entry.steps
+        ]
         times = [picoseconds(link.latency_s + size / link.bandwidth_bytes_per_s) for size in largest]
         if len(times) < 2 or abs(sum(times) - time_ps) > len(times):  # each time is rounded
             return ()

@@ -182,8 +182,8 @@ def _cast(source: Array, target: Array) -> None:
     start_ns = 0 if recorder is None else recorder.now_ns()
     target[...] = source
     if recorder is not None:
-        size_bytes = source.nbytes + target.nbytes
-        recorder.work("cast_gradients", "backward", start_ns, source.size, size_bytes, target.itemsize)
+        read, written = (recorder.cluster.itemsize(x.dtype) for x in (source, target))
+        recorder.work("cast_gradients", "backward", start_ns, source.size, source.size * (read + written), written)
 
 
 def empty_like(like: Array, size: int, communicator: Communicator, dtype: Any = None) -> Array:

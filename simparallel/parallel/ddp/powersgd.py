@@ -341,8 +341,9 @@ class _Factors:
         recorder = current_recorder()
         if recorder is not None:
             buffer = self._bucket.buffer()
-            flops, size_bytes = self._flops * num_products, buffer.nbytes * num_products
-            recorder.work(name, "backward", start_ns, flops, size_bytes, buffer.itemsize, 0, True)
+            flops, itemsize = self._flops * num_products, recorder.cluster.itemsize(buffer.dtype)
+            size_bytes = buffer.size * itemsize * num_products
+            recorder.work(name, "backward", start_ns, flops, size_bytes, itemsize, 0, True)
 
     def _orthonormal(self, x: Array) -> Array:
         """Return an orthonormal basis of the column space of x (rows, r), computed in a wider dtype."""

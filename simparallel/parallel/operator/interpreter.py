@@ -143,7 +143,8 @@ def _is_summed_by_its_op(x: Tensor) -> bool:
 
 def _show_copy(recorder: Recorder, name: str, phase: str, start_ns: int, x: Array) -> None:
     """Record the copies of an exchange in addition to its collectives: the assembly of x from its parts."""
-    recorder.work(name, phase, start_ns, 0, 2 * x.nbytes, x.dtype.itemsize)
+    itemsize = recorder.cluster.itemsize(x.dtype)
+    recorder.work(name, phase, start_ns, 0, 2 * x.size * itemsize, itemsize)
 
 
 def _exchange_halo(move: Move, x: Array, phase: str) -> Array:

@@ -285,12 +285,11 @@ def slice_plan(whole: Plan, sharding: Sharding, rank: int) -> Plan:
         for tensor, spec in zip(sharding.inputs, whole.inputs, strict=True)
     )
     output = Spec(sharding.local_shape(sharding.output, rank), whole.output.dtype)
-    all_bytes = sum(spec.size_bytes for spec in (*whole.inputs, whole.output))
-    own_bytes = sum(spec.size_bytes for spec in (*inputs, output))
+    own = Plan(inputs, output, sizes, whole.work, whole.windows, whole)
     num_own, num_all = (prod(each[name] for name in sharding.cuts) for each in (sizes, sharding.sizes))
     # Flops scale with the loop nest, bytes with the tensors.
-    work = Work(whole.work.flops * num_own // num_all, whole.work.size_bytes * own_bytes // max(all_bytes, 1))
-    return Plan(inputs, output, sizes, work, whole.windows)
+    moved = whole.work.size_bytes * own.tensor_bytes // max(whole.tensor_bytes, 1)
+    return replace(own, work=Work(whole.work.flops * num_own // num_all, moved))
 
 
 @lru_cache(maxsize=4096)

@@ -246,7 +246,8 @@ class ShardedGroup:
         start_ns = 0 if recorder is None else recorder.now_ns()
         self.rows.to_tensors(gathering.by_rank, flat)
         if recorder is not None:
-            recorder.work("gather_parameters", "forward", start_ns, 0, 2 * flat.nbytes, flat.itemsize)
+            itemsize = recorder.cluster.itemsize(flat.dtype)
+            recorder.work("gather_parameters", "forward", start_ns, 0, 2 * flat.size * itemsize, itemsize)
         return flat
 
     # --- gradients --------------------------------------------------------------------------------------

@@ -129,6 +129,8 @@ class Cluster:
             memory pool of each rank on its GPU.
         devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", of the same kind and with the
             same link between them; None creates each when the program first names it. One process drives them all.
+        dtype: what the described devices compute in, such as "bfloat16", see `ClusterSpec`: times, and bytes that are
+            sent, are those of this type, and the values stay float32; None for that of `device`.
         timeout_s: seconds that a rank waits for another one before it raises, and that a rank may stay stopped
             (SIGSTOP) before it is killed; `math.inf` for no limit. With "inline" also the time that a rank may keep the
             turn from the others; a call that Python cannot interrupt (`time.sleep`, a lock) is then left behind in
@@ -203,6 +205,7 @@ class Cluster:
         array: str = "numpy",
         echo: bool | Collection[int] = True,
         devices_per_rank: int | None = None,
+        dtype: str | None = None,
     ) -> None:
         if transport is None:
             # A dry run has no ranks.
@@ -218,7 +221,9 @@ class Cluster:
             raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
         # All settings are checked here; processes start with the first run.
         where = places(world_size, nodes, rank_table, checked.environment(environment))
-        self.spec = describe(world_size, device, link, where.nodes, node_link, devices_per_rank, where.device_ids)
+        self.spec = describe(
+            world_size, device, link, where.nodes, node_link, devices_per_rank, where.device_ids, dtype
+        )
         self.world_size = world_size
         self.transport = transport
         log_folder = checked.folder("log_dir", log_dir)

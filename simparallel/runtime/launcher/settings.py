@@ -27,6 +27,7 @@ class Described(TypedDict, total=False):
     nodes: int | Sequence[Sequence[int]]
     node_link: LinkSpec | None
     devices_per_rank: int | None
+    dtype: str | None
 
 
 class ClusterSettings(Described, total=False):
