@@ -93,6 +93,12 @@ def public_names(namespace: Mapping[str, Any], *own: str) -> list[str]:
     )
 
 
+def take(namespace: dict[str, Any], source: Any, names: str, **renamed: str) -> None:
+    """Put names of another module into a front's: `names` as they are there, `renamed` by {the framework's: ours}."""
+    taken = {**{name: name for name in names.split()}, **renamed}
+    namespace.update((name, getattr(source, ours)) for name, ours in taken.items())
+
+
 def unused(who: str, **given: Any) -> None:
     """Note settings that have no effect here and do not change the result; None counts as not given."""
     for name, value in given.items():
