@@ -29,18 +29,8 @@ from simparallel.autograd import Tensor
 from simparallel.clock.memory import NullAccount
 from simparallel.clock.recorder import WorkPrice, use_recorder
 from simparallel.machine.device import COPY, READ
-from simparallel.predict.measuring import (
-    NS_PER_S,
-    Sample,
-    Step,
-    Stopwatch,
-    Text,
-    Workload,
-    dense,
-    filters,
-    residual,
-    training,
-)
+from simparallel.predict import measuring
+from simparallel.predict.measuring import Sample, Workload
 
 # Rows and columns of the products of a head start.
 HEAD_SIZE = 2048
@@ -103,7 +93,7 @@ class _Row(NamedTuple):
     is_late: bool
 
 
-class GpuStopwatch(Stopwatch):
+class GpuStopwatch(measuring.Stopwatch):
     """A stopwatch with the clocks of the interpreter and of a GPU. It records nothing before `start`.
 
     Args:
@@ -183,7 +173,7 @@ def measured(program: Workload, gpu: Gpu, watch: GpuStopwatch | None = None) -> 
     """Measure the training step of a program on a GPU, which is the one of this thread."""
     watch = watch or GpuStopwatch(gpu)
     with use_recorder(watch):
-        step = training(program, read=watch.read_loss)
+        step = measuring.training(program, read=watch.read_loss)
         _repeat(step, WARM_STEPS)
         step_s = elapsed_s(gpu, partial(_repeat, step, STEPS)) / STEPS
         plain = watch.start(None)
@@ -195,14 +185,14 @@ def measured(program: Workload, gpu: Gpu, watch: GpuStopwatch | None = None) -> 
     return Measurement(timed(plain, ahead, partial(_between_s, gpu)), step_s)
 
 
-def _repeat(step: Step, count: int) -> None:
+def _repeat(step: measuring.Step, count: int) -> None:
     for _ in range(count):
         step()
 
 
 def _host_s(rows: Sequence[_Row]) -> float:
     """Return the interpreter's time of a step [s]."""
-    return sum(row.host_ns for row in rows) / STEPS / NS_PER_S
+    return sum(row.host_ns for row in rows) / STEPS / measuring.NS_PER_S
 
 
 def _between_s(gpu: Gpu, first: Any, last: Any) -> float:
@@ -246,7 +236,7 @@ def timed(
         between_s: returns the time [s] between two events.
     """
     steps, others = ([list(rows) for _, rows in groupby(found, key=lambda row: row.step)] for found in (plain, ahead))
-    hosts = np.median([_host_times(rows) for rows in steps], axis=0) / NS_PER_S
+    hosts = np.median([_host_times(rows) for rows in steps], axis=0) / measuring.NS_PER_S
     devices = np.median([[between_s(row.first, row.last) for row in rows] for rows in others], axis=0)
     late = np.mean([[row.is_late for row in rows] for rows in others], axis=0)
     # Also a view's events are some time apart.
@@ -308,7 +298,7 @@ def copies(gpu: Gpu, sizes: Sequence[int] = COPY_SIZES) -> list[Sample]:
             start_ns = perf_counter_ns()
             gpu.home(array, False)
             times.append(perf_counter_ns() - start_ns)
-        found.append(Sample(COPY, 0, size, 1, max(float(np.median(times)) / NS_PER_S, LEAST_S)))
+        found.append(Sample(COPY, 0, size, 1, max(float(np.median(times)) / measuring.NS_PER_S, LEAST_S)))
     return found
 
 
@@ -332,21 +322,21 @@ def _gpt(vocabulary: int, length: int, width: int, heads: int, layers: int, batc
 
 # From steps that wait for the interpreter to steps of 0.1 s on an H100, in at most 16 GB.
 PROGRAMS = (
-    Workload(partial(dense, (784, 256, 10)), (64, 784), optimizer=_SGD),
-    Workload(partial(dense, (512, 512, 512, 100)), (128, 512), optimizer=_ADAM),
-    Workload(partial(dense, (1024, 2048, 1024, 10)), (512, 1024), optimizer=_MOMENTUM),
-    Workload(partial(dense, (2048, 4096, 2048, 1000)), (2048, 2048), optimizer=_ADAMW),
-    Workload(partial(dense, (4096, 8192, 4096, 100)), (8192, 4096), optimizer=_SGD),
+    Workload(partial(measuring.dense, (784, 256, 10)), (64, 784), optimizer=_SGD),
+    Workload(partial(measuring.dense, (512, 512, 512, 100)), (128, 512), optimizer=_ADAM),
+    Workload(partial(measuring.dense, (1024, 2048, 1024, 10)), (512, 1024), optimizer=_MOMENTUM),
+    Workload(partial(measuring.dense, (2048, 4096, 2048, 1000)), (2048, 2048), optimizer=_ADAMW),
+    Workload(partial(measuring.dense, (4096, 8192, 4096, 100)), (8192, 4096), optimizer=_SGD),
     Workload(models.lenet5, (32, 1, 28, 28), optimizer=_SGD),
     Workload(models.lenet5, (512, 1, 28, 28), optimizer=_SGD),
-    Workload(partial(filters, (3, 32, 64), 5, 256, 32), (128, 3, 32, 32), optimizer=_MOMENTUM),
-    Workload(partial(filters, (1, 64, 128), 3, 512, 32), (1024, 1, 32, 32), optimizer=_ADAM),
-    Workload(partial(residual, (3, 64, 128, 256, 512)), (16, 3, 64, 64), optimizer=_MOMENTUM),
-    Workload(partial(residual, (3, 64, 128, 256)), (128, 3, 64, 64), optimizer=_SGD),
+    Workload(partial(measuring.filters, (3, 32, 64), 5, 256, 32), (128, 3, 32, 32), optimizer=_MOMENTUM),
+    Workload(partial(measuring.filters, (1, 64, 128), 3, 512, 32), (1024, 1, 32, 32), optimizer=_ADAM),
+    Workload(partial(measuring.residual, (3, 64, 128, 256, 512)), (16, 3, 64, 64), optimizer=_MOMENTUM),
+    Workload(partial(measuring.residual, (3, 64, 128, 256)), (128, 3, 64, 64), optimizer=_SGD),
     Workload(partial(models.resnet18, 100), (32, 3, 160, 160), optimizer=_MOMENTUM),
     *(Workload(partial(models.resnet50, 100), (n, 3, side, side), optimizer=_SGD) for n, side in ((8, 128), (32, 224))),
-    Workload(partial(Text, 512, 128, 4, 512, 2), (8, 64), 512, _ADAM),
-    Workload(partial(Text, 1000, 768, 12, 3072, 2), (8, 256), 1000, _ADAMW),
+    Workload(partial(measuring.Text, 512, 128, 4, 512, 2), (8, 64), 512, _ADAM),
+    Workload(partial(measuring.Text, 1000, 768, 12, 3072, 2), (8, 256), 1000, _ADAMW),
     _gpt(256, 64, 128, 4, 4, 16),
     _gpt(256, 256, 512, 8, 3, 16),
     _gpt(512, 512, 768, 12, 3, 8),

@@ -185,19 +185,8 @@ class Model:
 
         Collective: yes, if the ranks train together.
         """
-        return self.fit(
-            epoch,
-            train_dataset,
-            None,
-            1,
-            callbacks,
-            dataset_sink_mode,
-            False,
-            sink_size,
-            initial_epoch,
-            resume=resume,
-            progress=progress,
-        )
+        settings = dataset_sink_mode, False, sink_size, initial_epoch
+        return self.fit(epoch, train_dataset, None, 1, callbacks, *settings, resume=resume, progress=progress)
 
     def fit(
         self,
