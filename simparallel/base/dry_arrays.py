@@ -489,9 +489,8 @@ def _selected(x: DryArray, items: tuple[Any, ...]) -> Any:
             if array.dtype == bool and isinstance(array, (DryArray, DryScalar)):
                 raise _unknown("a selection by a mask")
             # The shape does not depend on the values of positions.
-            arrays.append(
-                np.broadcast_to(np.intp(0), array.shape) if isinstance(array, (DryArray, DryScalar)) else array
-            )
+            is_dry = isinstance(array, (DryArray, DryScalar))
+            arrays.append(np.broadcast_to(np.intp(0), array.shape) if is_dry else array)
         else:
             arrays.append(item)
     first = arrays[0]
@@ -592,28 +591,20 @@ def _pad(x: Any, pad_width: Any, mode: Any = "constant", **_: Any) -> Any:
     return empty(tuple(n + int(a) + int(b) for n, (a, b) in zip(x.shape, widths, strict=True)), x.dtype)
 
 
-def _sorted(x: Any, *_: Any, **__: Any) -> Any:
-    return x.copy()
-
-
 _RULES: dict[Any, Callable[..., Any]] = {
     np.empty_like: _like, np.zeros_like: _like, np.ones_like: _like,
-    np.full_like: lambda x, value, dtype=None, order="K", subok=True, shape=None: _like(x, dtype, order, shape=shape),
     np.concatenate: _concatenate, np.where: _where, np.take: _take, np.dot: _dot, np.einsum: _einsum,
     np.vdot: lambda a, b: DryScalar(_dtypes(np.multiply, (_kind(a), _kind(b)), None)[0]),
     np.inner: lambda a, b: _dot(a, b if np.ndim(b) < 2 else b.T),
     np.array2string: lambda *_, **__: "?",
-    np.pad: _pad, np.copyto: _nothing, np.put: _nothing, np.place: _nothing, np.putmask: _nothing,
-    np.put_along_axis: _nothing, np.fill_diagonal: _nothing,
+    np.pad: _pad, np.copyto: _nothing, np.place: _nothing, np.putmask: _nothing, np.put_along_axis: _nothing,
+    np.fill_diagonal: _nothing,
     np.copy: lambda x, order="K", subok=False: _like(x, order=order),
-    np.sort: _sorted, np.partition: _sorted,
-    np.argpartition: lambda x, kth, axis=-1, **_: empty(x.shape, np.intp),
     np.broadcast_to: lambda x, shape, subok=False: np.broadcast_to._implementation(  # type: ignore[attr-defined]
         x, shape, True
     ),
     np.array_equal: lambda *_, **__: bool(empty((), bool)),
     np.bincount: lambda x, weights=None, minlength=0: empty((minlength,), np.intp if weights is None else np.float64),
-    np.searchsorted: lambda a, v, side="left", sorter=None: _result(np.shape(v), np.intp),
     np.linalg.qr: lambda a, mode="reduced": (
         empty((*a.shape[:-1], min(a.shape[-2:])), a.dtype),
         empty((*a.shape[:-2], min(a.shape[-2:]), a.shape[-1]), a.dtype),
