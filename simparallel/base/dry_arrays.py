@@ -27,7 +27,7 @@ from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 from simparallel.rank_local import RankLocal
 
-# From this size on, an array is address space of its own; NumPy's allocator is faster for smaller ones.
+# From this size on, an array gets a memory mapping of its own; NumPy's allocator is faster for smaller ones.
 _LARGE_BYTES = 1 << 20
 
 
@@ -48,7 +48,7 @@ def _has_elements(found: Any) -> bool:
 
 
 class _Unknown:
-    """The questions about a value that a dry run does not know."""
+    """Conversions and decisions that need a value: they take the one that the caller has given, or raise an error."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise _unknown("numpy.asarray()")
@@ -107,7 +107,7 @@ class DryArray(_Unknown, np.ndarray):
             return rule(*args, **kwargs)
         if isinstance(function._implementation, BuiltinFunctionType) and function not in _METADATA:
             raise _unknown(f"numpy.{function.__name__}")
-        # A function in Python calls ufuncs and functions with rules. The method of ndarray would refuse `DryScalar`.
+        # A function in Python calls ufuncs and functions with rules. NumPy's own method would refuse `DryScalar`.
         with np.errstate(all="ignore"):
             found = function._implementation(*args, **kwargs)
         # Some of them convert their arguments to plain arrays first: the result then comes from unwritten memory.
@@ -285,7 +285,7 @@ class UnknownNumber(float):
 
 
 class _Given(RankLocal):
-    """The value that the caller of a dry run gives for unknown ones: a number, or a function that returns one.
+    """What a dry run takes for unknown values, as its caller has said: a number, or a function that returns one.
 
     Attributes:
         new: in a dry run, makes the array of a parameter from its shape and dtype.
@@ -364,7 +364,7 @@ def _scalar(value: Any) -> Any:
 
 
 def reshapes_in_place(x: np.ndarray, shape: tuple[Any, ...], order: str) -> bool:
-    """Tell whether NumPy reshapes an array without a copy: new dims begin wherever the steps of the old ones break.
+    """Return whether NumPy reshapes an array without a copy: a new dim begins wherever the old strides have a gap.
 
     Since 2.1 NumPy itself can be asked, by `copy=False`.
     """

@@ -139,7 +139,7 @@ def memory_barrier() -> Callable[[], None]:
     """Return a function that orders the stores and loads before it before those after it, on weak memory models."""
     if sys.platform == "darwin" and hasattr(libc := ctypes.PyDLL(None), "OSMemoryBarrier"):
         return libc.OSMemoryBarrier
-    # A system call serves as one. Windows has no processes that need it, and its threads have the lock of Python.
+    # A system call serves as one. Windows has no processes that need it, and its threads hold the GIL.
     return getattr(os, "sched_yield", lambda: None)
 
 
