@@ -28,7 +28,7 @@ class _Request:
 
 
 class _Matcher:
-    """Pairs sends with receives. `progress` counts requests, to notice when nothing moves any more."""
+    """Match sends with receives. `progress` counts requests, so that a deadlock is noticed."""
 
     def __init__(self) -> None:
         self.progress = 0
@@ -39,7 +39,7 @@ class _Matcher:
         self.progress += 1
         request, sides = _Request(x), self._unmatched.setdefault((src, dst), (deque(), deque()))
         sides[is_receive].append(request)
-        # Both sides have to be there: nothing is buffered, so an algorithm that relies on buffers gets stuck.
+        # Both sides must be there: nothing is buffered, so an algorithm that relies on buffers deadlocks.
         while sides[0] and sides[1]:
             sending, receiving = sides[0].popleft(), sides[1].popleft()
             if (sending.x.shape, sending.x.dtype) != (receiving.x.shape, receiving.x.dtype):
@@ -87,14 +87,18 @@ def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], make_actor: 
     running = {i: find(algorithm, op)(actor, *arguments[i]) for i, actor in enumerate(actors)}
     while running:
         before = matcher.progress, len(running)
-        # One move of each position in turn, so that all proceed at the same pace.
+        # Advance each position in turn, so that all proceed at the same pace.
         for rank, generator in tuple(running.items()):
             if next(generator, StopIteration) is StopIteration:
                 del running[rank]
         # A whole round in which no message was delivered and no position ended: none ever will.
         if before == (matcher.progress, len(running)):
             waiting = dict.fromkeys(running, f"{op} by {algorithm}")
-            raise DeadlockError(f"positions {sorted(running)} of {size} wait for each other.", waiting=waiting)
+            raise DeadlockError(
+                f"{op} by {algorithm} deadlocks: positions {sorted(running)} of {size} wait for each other; where two "
+                "positions exchange data, use sendrecv.",
+                waiting=waiting,
+            )
     return Ledger(Entry(actor.rank, "rehearsal", 1, op, algorithm, tuple(actor.traffic)) for actor in actors)
 
 

@@ -37,7 +37,7 @@ class ChunkMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Watched:
-    """The course of one collective on a vector of one chunk for each rank.
+    """The messages and states of one collective, on a vector of one chunk for each rank.
 
     Attributes:
         algorithm, op: such as "ring" and "all_reduce".
