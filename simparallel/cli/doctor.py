@@ -274,7 +274,7 @@ def _sealing() -> str:
             return "memory cannot be truncated under a rank"
     finally:
         os.close(fd)
-    raise OSError(errno.ENOTSUP, "seals do not hold")
+    raise OSError(errno.ENOTSUP, "a sealed memfd can still be truncated")
 
 
 def _fallocate() -> str:
