@@ -1,6 +1,6 @@
 """Leak checks: compare a process's resources before and after a block.
 
-Systems without /proc tell of threads and temporary files alone.
+Without /proc, only threads and temporary files are compared.
 Processes are found in two ways: as descendants of this one, and by a mark in the environment that everything started
 from here inherits, so that orphans are found, too.
 """
