@@ -21,8 +21,8 @@ from simparallel.nn import Embedding, LayerNorm, Linear, Module, ModuleList, RMS
 class DecoderBlock(Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)).   x: (B, T, D)
 
-    The rows of `qkv` are in groups: for each head of keys its queries, the key and the value, so that a slice of the rows
-    is a slice of the heads. Those of a gated `up` are pairs of a gate and a value.
+    The rows of `qkv` are in groups: for each head of keys its queries, the key and the value, so that a slice of the
+    rows is a slice of the heads. Those of a gated `up` are pairs of a gate and a value.
 
     Args:
         decoder: has the settings.
