@@ -12,7 +12,7 @@ from simparallel.errors import InputError
 
 
 class FrontType(type):
-    """A metaclass: a front class's base counts as the class itself: `isinstance(sp.nn.Linear(1, 1), nn.Dense)`."""
+    """A metaclass: objects of a front class's base are instances of it: `isinstance(sp.nn.Linear(1, 1), nn.Dense)`."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return issubclass(instance.__class__, cls)

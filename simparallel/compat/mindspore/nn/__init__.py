@@ -54,7 +54,7 @@ class Cell(nn.Module, metaclass=FrontType):
         by = cut()
         if by is None:
             return super().__call__(*inputs, **kwargs)
-        # What is kept for a cell must not keep the cell.
+        # The cached function must not keep the cell alive.
         call: Any = _WeakMethod(super().__call__)
         return kept(self, by, lambda *xs, **named: call()(*xs, **named))(*inputs, **kwargs)
 

@@ -176,7 +176,7 @@ def ones_like(input: Any, dtype: Any = None) -> Tensor:
 
 
 def stop_gradient(value: Tensor) -> Tensor:
-    """Return the same data, off the tape."""
+    """Return the same data, detached from the autograd graph."""
     return value.detach()
 
 

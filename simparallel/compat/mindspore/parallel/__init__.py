@@ -33,7 +33,7 @@ class AutoParallel(_AutoParallel):
         _context.set_auto_parallel_context(pipeline_stages=stages, pipeline_config=config)
 
     def hsdp(self, shard_size: int = -1, threshold: int = 64, optimizer_level: str = "level1") -> None:
-        """Refuse to cut states in a network whose operators are cut. Raises InputError, which names the way."""
+        """Refuse to cut states in a network whose operators are cut. Raises InputError, which names the alternative."""
         way = f"simparallel.parallel.fully_shard(net, reshard_after_forward={optimizer_level == 'level3'})"
         refuse(
             "AutoParallel.hsdp", f"call {way} for the bare network, with a batch for each rank", level=optimizer_level
