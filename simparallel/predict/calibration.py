@@ -105,8 +105,8 @@ def calibrate(
 ) -> ClusterSpec:
     """Measure this host, and write the description that `cluster="this-host"` then names; or its GPU: "this-gpu".
 
-    Each rank computes in one BLAS thread. All is measured in several rounds, of which the quietest counts: other
-    programs on the machine can only slow it down. There is a limit of time, which is told first: on a slow machine the
+    Each rank computes in one BLAS thread. Everything is measured in several rounds, and the shortest time counts: other
+    programs on the machine can only slow a measurement down. The time limit is printed first; on a slow machine the
     measurements are shorter and fewer, and the last lines say which.
 
     Args:
@@ -248,8 +248,8 @@ def _keyed(cluster: Cluster, keys: list[Key], over: Callable[..., float], *call:
 def summed_up(found: Iterable[Mapping[Key, float]]) -> tuple[dict[int, list[float]], Collectives, dict[int, float]]:
     """Return slowdowns, collectives and messages for `describe_host` from the times of all measurements.
 
-    Of each time the shortest counts. The wait for ranks that still compute is added to collectives, because calls in a
-    row do not show it.
+    Of all rounds the shortest time counts. The wait for ranks that still compute is added to collectives, because
+    calls in a row do not show it.
     """
     times: dict[Key, float] = {}
     for each in found:

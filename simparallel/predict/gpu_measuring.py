@@ -72,8 +72,8 @@ class Measurement(NamedTuple):
     step_s: float
 
 
-class _Row(NamedTuple):
-    """An operation as it ran once.
+class _Execution(NamedTuple):
+    """One execution of an operation.
 
     Attributes:
         step: number of its step.
@@ -100,7 +100,7 @@ class GpuStopwatch(measuring.Stopwatch):
         gpu: the GPU of the thread.
     """
 
-    # A test has a clock of its own.
+    # Tests replace the clock.
     now_ns: Callable[[], int] = staticmethod(perf_counter_ns)
 
     def __init__(self, gpu: Gpu) -> None:
@@ -108,12 +108,12 @@ class GpuStopwatch(measuring.Stopwatch):
         self.memory = NullAccount()
         self.home = gpu.home
         self._gpu = gpu
-        self._found: list[_Row] | None = None
+        self._found: list[_Execution] | None = None
         self._head: Callable[[], object] | None = None
         self._last: Any = None
         self._resumed_ns = 0
 
-    def start(self, head: Callable[[], object] | None) -> list[_Row]:
+    def start(self, head: Callable[[], object] | None) -> list[_Execution]:
         """Record operations from now on; return the list that gets them.
 
         Args:
@@ -154,7 +154,7 @@ class GpuStopwatch(measuring.Stopwatch):
             self._last = self._gpu.mark(self._gpu.compute, timed=True)
         assert self._found is not None
         gap_ns = max(0, began_ns - self._resumed_ns)
-        self._found.append(_Row(self.step, work, now_ns - self._resumed_ns, gap_ns, first, self._last, is_late))
+        self._found.append(_Execution(self.step, work, now_ns - self._resumed_ns, gap_ns, first, self._last, is_late))
         if is_late:
             self._give_head_start()
         # The stopwatch's own time counts for no operation.
@@ -165,7 +165,7 @@ class GpuStopwatch(measuring.Stopwatch):
         self._head()
         self._last = self._gpu.mark(self._gpu.compute, timed=True)
         if self._last.done:
-            # The device, a stand-in, ends all work before it returns: nothing gets ahead of it.
+            # A simulated device finishes its work before it returns, so the interpreter cannot run ahead of it.
             self._head = lambda: None
 
 
@@ -190,7 +190,7 @@ def _repeat(step: measuring.Step, count: int) -> None:
         step()
 
 
-def _host_s(rows: Sequence[_Row]) -> float:
+def _host_s(rows: Sequence[_Execution]) -> float:
     """Return the interpreter's time of a step [s]."""
     return sum(row.host_ns for row in rows) / STEPS / measuring.NS_PER_S
 
@@ -226,7 +226,9 @@ def head_start(gpu: Gpu, seconds: float) -> Callable[[], object]:
 
 
 def timed(
-    plain: Sequence[_Row], ahead: Sequence[_Row], between_s: Callable[[Any, Any], float] = lambda a, b: b - a
+    plain: Sequence[_Execution],
+    ahead: Sequence[_Execution],
+    between_s: Callable[[Any, Any], float] = lambda a, b: b - a,
 ) -> list[Timed]:
     """Return the operations of a step, with the medians of their times.
 
@@ -250,7 +252,7 @@ def timed(
     return without_waits(ops)
 
 
-def _host_times(rows: Sequence[_Row]) -> list[int]:
+def _host_times(rows: Sequence[_Execution]) -> list[int]:
     """Return the interpreter's times [ns] of a step; the time between two steps belongs to the optimizer."""
     times = [row.host_ns for row in rows]
     times[0] -= rows[0].gap_ns
@@ -262,7 +264,7 @@ def without_waits(ops: Sequence[Timed]) -> list[Timed]:
     """Return operations whose interpreter's times are without the waits for the GPU."""
     device_s = host_s = 0.0
     found: list[Timed] = []
-    # In the first step nothing has been left by a step before.
+    # Twice: the first step begins with an idle GPU, the second one with the work that the first has left.
     for number, op in enumerate((*ops, *ops)):
         wait_s = max(0.0, device_s - host_s) if op.waits else 0.0
         if number >= len(ops):

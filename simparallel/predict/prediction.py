@@ -53,7 +53,7 @@ class Prediction:
         self.cluster, self.world_size = cluster, cluster.world_size
         first = alike(events, [outcome.rank for outcome in outcomes])
         self.stands_for = [first[rank] for rank in stands_for]
-        # Alike ranks may send different numbers of bytes: the root of a broadcast, and its last receiver.
+        # Ranks of one class may send different numbers of bytes: the root of a broadcast, and its last receiver.
         self._weights = Counter(stands_for)
         self.classes = dict(sorted(Counter(self.stands_for).items()))
         self.trace = Trace(events, cluster, name="prediction", totals=totals)
