@@ -1,4 +1,4 @@
-"""Pictures of the Adasum laboratory."""
+"""Pictures of Adasum: gradients as vectors, and their orthogonality during training."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def plot_vectors(cases: Mapping[str, Mapping[str, Any]]) -> Figure:
 def _smoothed(values: Sequence[float], width: int) -> np.ndarray:
     """Return the moving average of values, with narrower windows at the ends."""
     array = np.asarray(values, float)
-    # The window is centred; at the ends it has fewer values, instead of invented ones.
+    # The window is centred; at the ends it has fewer values, without padding.
     half = width // 2
     return np.array([np.nanmean(array[max(0, i - half) : i + half + 1]) for i in range(len(array))])
