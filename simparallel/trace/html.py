@@ -175,10 +175,10 @@ def _memory(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _shares(events: Sequence[Event], totals: Mapping[tuple[int, int], Totals]) -> dict[str, Any]:
-    """Return how each rank's first device spent its time, as shares of the time of all ranks, by each clock.
+    """Return for each clock how each rank's first device spent its time, as shares of the makespan.
 
-    Simulated shares are those of the whole run. Wall shares are those of the steps with events, and what is neither
-    computing nor communication is the interpreter's time, not that of a device that waits.
+    On the simulated clock the makespan is that of the whole run. On the wall clock it is the time of the recorded
+    steps, and what is neither computing nor communication is the interpreter's time: "other", not "idle".
     """
     # Drawing is optional, and its modules are slow to import.
     from simparallel.view.timeline import step_spans
