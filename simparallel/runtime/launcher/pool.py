@@ -227,7 +227,7 @@ class Pool:
         return pids
 
     def _start_error(self, rank: int, what: str) -> LaunchError:
-        said, own = self.logs.words_of_host() or "(nothing)", self.logs.words_of_rank(rank)
+        said, own = self.logs.output_of_host() or "(nothing)", self.logs.output_of_rank(rank)
         self.close()
         own = f"\nRank {rank} said:\n{own}" if own else ""
         return LaunchError(
