@@ -55,7 +55,7 @@ Clock = tuple[Callable[[], Any], Callable[[Any, Any], float]]
 
 
 def clock_of(xp: Any) -> Clock:
-    """Return (record, seconds between two records) of a namespace: device events, or of a simulated device the host's time."""
+    """Return (record, seconds between two records): events of the device, or the host's time of a simulated one."""
     cuda = getattr(xp, "cuda", None)
     if cuda is None:
         return time.perf_counter, lambda first, last: last - first
@@ -190,7 +190,7 @@ def torch_on_gpu(task: Task) -> Step | None:
 
 
 def reserved_bytes(who: str, xp: Any) -> int | None:
-    """Return the device memory that a library has reserved for a task, and free unused memory; None on a simulated device."""
+    """Return the device memory that a library has reserved for a task, and free the unused part; None without a GPU."""
     if who == "PyTorch":
         import torch
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks shard`: the tutorial's network cut over 8 devices, compared with hand-written slicing.
 
 All do the same arithmetic and make the same calls of the same collectives. They differ in the origin of these
-calls: the sharding layer derives them from the strategies; by hand they are worked out on paper, once with
-our ops and autograd (for the cost of the sharding layer itself) and once in bare NumPy (for the cost of the whole engine).
+calls: the sharding layer derives them from the strategies; by hand they are worked out on paper, once with our ops
+and autograd (for the cost of the sharding layer itself) and once in bare NumPy (for the cost of the whole engine).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from refusals import refused
 import simparallel as sp
 from benchmarks import adasum, collectives, environments
 from benchmarks.__main__ import main, parser
-from benchmarks.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, our_turn, table, format_size
+from benchmarks.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, format_size, our_turn, table
 from benchmarks.contest import MAX_COUNT, Result, fitting
 from benchmarks.environments import PEERS
 from benchmarks.errors import BenchError
