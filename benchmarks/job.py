@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,16 @@ class Job:
             os.close(self._fifos.pop())
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory = ""
+
+
+def started(peer: Peer, ranks: int, stack: contextlib.ExitStack, tell: Callable[[str], object]) -> Job | None:
+    """Start ranks of a peer that end with the stack; None without an environment, and after a line if they fail."""
+    if not peer.is_ready:
+        return None
+    try:
+        job = Job(peer, ranks)
+    except BenchError as error:
+        tell(f"left out with {ranks} ranks: {error}")
+        return None
+    stack.callback(job.close)
+    return job
