@@ -16,6 +16,7 @@ from simparallel.algorithms.algorithm import check_algorithm, find
 from simparallel.algorithms.ledger import Entry, Ledger
 from simparallel.algorithms.point_to_point import PointToPoint, Steps
 from simparallel.algorithms.reduction import Combine
+from simparallel.base.checks import check_integer
 from simparallel.errors import DeadlockError, InputError
 
 
@@ -131,11 +132,8 @@ def rehearse(
         3
     """
     check_algorithm("rehearse", algorithm, op)
-    if num_ranks < 1 or not 0 <= root < num_ranks:
-        raise InputError(
-            f"rehearse: num_ranks={num_ranks} and root={root}; there must be at least 1 rank, and the root must be "
-            "one of them."
-        )
+    check_integer("rehearse", "num_ranks", num_ranks, 1)
+    check_integer("rehearse", "root", root, high=num_ranks - 1)
     if op not in ("all_reduce", "adasum", "broadcast", "reduce") and num_elements % num_ranks:
         raise InputError(f"rehearse: {op} cuts {num_elements} elements, which is not divisible by {num_ranks} ranks.")
     combine = Combine("sum", np.dtype(dtype), num_ranks)

@@ -219,17 +219,13 @@ class DistributedSampler(Sampler):
             rank = recorder.rank if recorder else 0
         who = "DistributedSampler"
         self.num_replicas = check_integer(who, "num_replicas", num_replicas, 1)
-        self.rank = check_integer(who, "rank", rank, 0)
+        self.rank = check_integer(who, "rank", rank, 0, high=self.num_replicas - 1)
         self.seed = check_integer(who, "seed", seed, 0)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.epoch = 0
         # Whether a loop over the order of this epoch went beyond its first batch.
         self._is_used = False
         self.dataset = dataset
-        if self.rank >= self.num_replicas:
-            raise InputError(
-                f"{who}: rank={rank} must be in 0 … {num_replicas - 1}, since num_replicas={num_replicas}."
-            )
         self.size = len(dataset)
         if self.size == 0:
             raise InputError(f"{who}: the dataset has length 0; each of {num_replicas} ranks needs a sample.")

@@ -71,9 +71,7 @@ class SourceDataset(Pipeline):
         if sampler is not None and (shuffle is not None or num_shards is not None):
             raise InputError(f"{who}: a sampler determines the order; leave out shuffle, num_shards, shard_id.")
         shards = 1 if num_shards is None else check_integer(who, "num_shards", num_shards, 1)
-        shard = 0 if shard_id is None else check_integer(who, "shard_id", shard_id, 0)
-        if shard >= shards:
-            raise InputError(f"{who}: shard_id={shard} must be in 0 … {shards - 1}, since num_shards={shards}.")
+        shard = 0 if shard_id is None else check_integer(who, "shard_id", shard_id, 0, high=shards - 1)
         if len(dataset) == 0:
             raise InputError(f"{who}: there are no samples.")
         if sampler is None:

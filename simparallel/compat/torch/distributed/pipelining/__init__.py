@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from simparallel import Group, Tensor, get_rank, get_world_size, pipeline_schedule
+from simparallel.base.checks import check_integer
 from simparallel.compat.front import public_names, refuse, unused
 from simparallel.errors import InputError
 from simparallel.nn import Module
@@ -61,8 +62,7 @@ class PipelineStage:
         group: Group | None = None,
         dw_builder: Any = None,
     ) -> None:
-        if not 0 <= stage_index < num_stages:
-            raise InputError(f"PipelineStage: stage_index={stage_index} must be in 0 … {num_stages - 1}.")
+        check_integer("PipelineStage", "stage_index", stage_index, high=num_stages - 1)
         if group is not None and tuple(group.ranks) != tuple(range(get_world_size())):
             raise InputError(
                 f"PipelineStage: group has the ranks {list(group.ranks)}; a pipeline has all {get_world_size()} ranks. "
@@ -87,8 +87,7 @@ class Pipe:
 
     def get_stage_module(self, stage_idx: int) -> Module:
         """Return the children of a stage, under their names in the model. Raises InputError for an unknown stage."""
-        if not 0 <= stage_idx < self.num_stages:
-            raise InputError(f"Pipe: stage_idx={stage_idx!r} must be in 0 … {self.num_stages - 1}.")
+        check_integer("Pipe", "stage_idx", stage_idx, high=self.num_stages - 1)
         return StageModule(self._module, self._stages[stage_idx])
 
     def build_stage(self, stage_index: int, device: Any = None, group: Group | None = None) -> PipelineStage:
