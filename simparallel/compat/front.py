@@ -68,15 +68,9 @@ def front(
 
 
 _TOOLS = (
-    "typing",
-    "collections.abc",
-    "functools",
-    "__future__",
-    "simparallel.compat.cutting",
-    "simparallel.compat.front",
-    "simparallel.compat.groups",
-    "simparallel.clock.notes",
-)
+    "typing", "collections.abc", "functools", "__future__", "simparallel.compat.cutting", "simparallel.compat.front",
+    "simparallel.compat.groups", "simparallel.clock.notes",
+)  # fmt: skip
 
 
 def is_public(value: object) -> bool:
