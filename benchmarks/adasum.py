@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from benchmarks.collectives import MEMCPY, OURS, SHARED, TURN_S, Contender, checked, contenders_of, told_size
+from benchmarks.collectives import MEMCPY, OURS, SHARED, TURN_S, Contender, checked, contenders_of, format_size
 from benchmarks.contest import Result, aligned, measure, tell_bound
 from benchmarks.environments import choose_peers
 from benchmarks.peers.exchange import ITEM_BYTES
@@ -65,7 +65,7 @@ def main(
             del contenders[MEMCPY]
             results = found[number] = {size: _measure(size, contenders, rounds, turn_s) for size in sizes}
         if as_json:
-            document = {told_size(size): {**result.times_s} for size, result in results.items()}
+            document = {format_size(size): {**result.times_s} for size, result in results.items()}
             print(json.dumps({"ranks": number, "times_s": document}, indent=1))
         else:
             print(table(number, results))
@@ -80,7 +80,7 @@ def _measure(size: int, contenders: dict[str, Contender], rounds: int, turn_s: f
         # The peers' sums are compared by `benchmarks collectives`.
         for op in ((SUM, ADASUM) if label in (OURS, SHARED) else (ADASUM,))
     }
-    return measure(told_size(size), turns, rounds=rounds, turn_s=turn_s)
+    return measure(format_size(size), turns, rounds=rounds, turn_s=turn_s)
 
 
 def table(ranks: int, results: dict[int, Result]) -> str:
@@ -94,7 +94,7 @@ def table(ranks: int, results: dict[int, Result]) -> str:
         head += [f"Horovod's, {peer}", "ours / it"]
     lines = [head]
     for size, result in results.items():
-        line = [told_size(size)]
+        line = [format_size(size)]
         for label in (OURS, SHARED):
             one, other = f"{label} {SUM}", f"{label} {ADASUM}"
             line += [

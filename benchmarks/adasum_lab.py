@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.adasum_pictures import plot_accuracies, plot_costs
 from benchmarks.collectives import TURN_S, Ours, checked
 from benchmarks.contest import measure
 from benchmarks.writable import check_writable
@@ -313,13 +314,13 @@ def _run(options: argparse.Namespace) -> int:
         for label, how in zip(labels, HOWS, strict=True)
     }
     figures: dict[str, Any] = {
-        "accuracy": view.plot_accuracies(accuracies),
+        "accuracy": plot_accuracies(accuracies),
         "orthogonality": view.plot_orthogonality(watched.ratios, workers=max(options.workers)),
         "vectors": view.plot_vectors(
             {"nearly parallel": vectors((2, 0.4), (1.6, 1)), "orthogonal": vectors((2, 0), (0, 1.5)),
              "against each other": vectors((2, 0.3), (-1, 1))}
         ),
-        "costs": view.plot_costs(rows),
+        "costs": plot_costs(rows),
     }  # fmt: skip
     for name, figure in figures.items():
         print(f"written: {view.save_figure(figure, options.out / f'{name}.png')}")

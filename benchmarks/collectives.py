@@ -202,11 +202,11 @@ def table(rows: Sequence[Row], labels: Sequence[str]) -> str:
         times = [format_seconds(row.result.median_s(label)) if label in row.result.times_s else "-" for label in labels]
         ratios = [f"{r:.2f}" if r is not None else "-" for r in (row.ratio_to_memcpy, row.ratio_to_best_peer)]
         bandwidth = f"{row.bandwidth(OURS) / 1e9:.3g}" if row.size_bytes else "-"
-        lines.append([told_size(row.size_bytes), *times, bandwidth, *ratios])
+        lines.append([format_size(row.size_bytes), *times, bandwidth, *ratios])
     return aligned(lines)
 
 
-def told_size(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     """Format a size in binary units: "16 KiB". Exact if the unit divides it."""
     for unit, name in _BINARY:
         if size_bytes >= unit:

@@ -26,7 +26,7 @@ import simparallel as sp
 from benchmarks.contest import Result, aligned, measure, tell_bound
 from benchmarks.environments import PEERS
 from benchmarks.errors import BenchError
-from benchmarks.job import Job
+from benchmarks.job import Job, started
 from benchmarks.peers.exchange import images, timed
 from benchmarks.step import LEARNING_RATE, TASKS as ALL_TASKS, Task, chosen_tasks, our_step
 from simparallel.base import blas
@@ -146,13 +146,8 @@ def _contenders(ranks: int, tell: Callable[[str], object]) -> Iterator[dict[str,
             ONE_RANK: _ours(clusters[2]),
             APART: _ours(clusters[0], apart=True),
         }
-        if PEER.is_ready:
-            try:
-                job = Job(PEER, ranks)
-                stack.callback(job.close)
-                contenders[TORCH] = _theirs(job)
-            except BenchError as error:
-                tell(f"left out with {ranks} ranks: {error}")
+        if job := started(PEER, ranks, stack, tell):
+            contenders[TORCH] = _theirs(job)
         yield contenders
 
 

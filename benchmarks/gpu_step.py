@@ -85,7 +85,7 @@ Clock = tuple[Callable[[], Any], Callable[[Any, Any], float]]
 
 
 def clock_of(xp: Any) -> Clock:
-    """Return (record, seconds between two records) of a namespace: device events, or of a stand-in the host's time."""
+    """Return (record, seconds between two records): events of the device, or the host's time of a simulated one."""
     cuda = getattr(xp, "cuda", None)
     if cuda is None:
         return time.perf_counter, lambda first, last: last - first
@@ -241,7 +241,7 @@ def torch_on_gpu(task: Task) -> Step | None:
 
 
 def reserved_bytes(who: str, xp: Any) -> int | None:
-    """Return the device memory that a library has reserved for a task, and free unused memory; None on a stand-in."""
+    """Return the device memory that a library has reserved for a task, and free the unused part; None without a GPU."""
     if who == "PyTorch":
         import torch
 
@@ -295,7 +295,7 @@ def main(
         result.times_s[CAPTURED] = captured_s(task, xp, rounds)
         results.append(result)
         if not as_json:
-            print(table([result], "simparallel"), told(result), sep="\n", flush=True)
+            print(table([result], "simparallel"), summary(result), sep="\n", flush=True)
     if as_json:
         rows = [{"model": r.title, "median_s": {n: r.median_s(n) for n in r.times_s}, **r.extra} for r in results]
         print(json.dumps(rows, indent=1))
@@ -304,7 +304,7 @@ def main(
     return results
 
 
-def told(result: Result) -> str:
+def summary(result: Result) -> str:
     """Return the floor, the prediction with its error, and the memory of a result as a line."""
     floor, prediction = (float(str(result.extra[name])) for name in ("floor_s", "predicted_s"))
     median_s = result.median_s("simparallel")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ class Job:
             os.write(fifo, json.dumps(command).encode() + b"\n")
         answer = self._answer(what, self._turn_limit_s)
         if not answer["right"]:
-            raise self._trouble(f"says that {wrong or what} gave a wrong result")
+            raise self._error(f"says that {wrong or what} gave a wrong result")
         return float(max(answer["times_s"]))
 
     def _answer(self, what: str, limit_s: float) -> dict[str, Any]:
@@ -115,17 +116,17 @@ class Job:
                     continue
                 answer: dict[str, Any] = json.loads(line)
                 if "error" in answer:
-                    raise self._trouble(f"failed at {what}: {answer['error']}")
+                    raise self._error(f"failed at {what}: {answer['error']}")
                 return answer
             if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise self._trouble(f"did not answer within {limit_s:g} s at {what}")
+                raise self._error(f"did not answer within {limit_s:g} s at {what}")
             data = os.read(output, 1 << 16)
             if not data:
-                raise self._trouble(f"ended at {what}")
+                raise self._error(f"ended at {what}")
             # A line may arrive in parts.
             self._rest += data
 
-    def _trouble(self, what: str) -> BenchError:
+    def _error(self, what: str) -> BenchError:
         self._errors.seek(0)
         # The last lines of standard error usually name the cause.
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -178,3 +179,16 @@ class Job:
             os.close(self._fifos.pop())
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory = ""
+
+
+def started(peer: Peer, ranks: int, stack: contextlib.ExitStack, tell: Callable[[str], object]) -> Job | None:
+    """Start ranks of a peer that end with the stack; None without an environment, and after a line if they fail."""
+    if not peer.is_ready:
+        return None
+    try:
+        job = Job(peer, ranks)
+    except BenchError as error:
+        tell(f"left out with {ranks} ranks: {error}")
+        return None
+    stack.callback(job.close)
+    return job

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
-from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.contest import Result, aligned, measure, table, tell_bound
 from benchmarks.environments import PEERS
 from benchmarks.errors import BenchError
-from benchmarks.job import Job
+from benchmarks.job import Job, started
 from benchmarks.peers.exchange import images, timed
-from simparallel.base.units import format_seconds
 from simparallel.errors import InputError, RunFailedError
 from simparallel.parallel.pipeline.rules import RULES
 
@@ -56,7 +55,7 @@ def main(*, rounds: int = 7, as_json: bool = False) -> list[Result]:
             json.dumps({"rows": rows, "bubbles": [dict(zip(HEADS, row, strict=True)) for row in bubbles()]}, indent=1)
         )
     else:
-        print(table(results))
+        print(table(results, OURS))
         print()
         print(aligned([list(HEADS), *bubbles()]))
     return results
@@ -70,13 +69,8 @@ def _contenders(tell: Callable[[str], object]) -> Iterator[dict[str, Turn]]:
     with ExitStack() as stack:
         cluster = stack.enter_context(sp.Cluster(RANKS, blas_threads=1, record="summary", echo=False))
         contenders: dict[str, Turn] = {OURS: partial(_ours, cluster)}
-        if PEER.is_ready:
-            try:
-                job = Job(PEER, RANKS)
-                stack.callback(job.close)
-                contenders[TORCH] = partial(_theirs, job)
-            except BenchError as error:
-                tell(f"left out: {error}")
+        if job := started(PEER, RANKS, stack, tell):
+            contenders[TORCH] = partial(_theirs, job)
         yield contenders
 
 
@@ -113,15 +107,6 @@ def _theirs(job: Job, schedule: str, count: int) -> float:
         "count": count,
     }  # fmt: skip
     return job.ask(schedule, command)
-
-
-def table(results: Sequence[Result]) -> str:
-    """Format a line for each schedule: the times of a step, and torch's divided by ours."""
-    lines = [["", OURS, TORCH, "torch / simparallel"]]
-    for each in results:
-        times = [format_seconds(each.median_s(label)) if label in each.times_s else "-" for label in (OURS, TORCH)]
-        lines.append([each.title, *times, f"{each.ratio(TORCH, OURS):.2f}" if TORCH in each.times_s else "-"])
-    return aligned(lines)
 
 
 HEADS = "schedule", "bubble", "closed form", "span bubble", "live", "messages"

@@ -103,7 +103,7 @@ def main(*, ranks: tuple[int, ...] = (4, 8), rounds: int = 7, as_json: bool = Fa
     for count in ranks:
         if count < 2 or count % 2:
             raise InputError(f"-n {count}: must be an even number of at least 2.")
-    # Rank 0's times stand for all: barriers enclose the measured moves.
+    # Rank 0's times are those of all ranks, because barriers enclose the measured moves.
     rows = [row for count in ranks for row in sp.launch(measure, (rounds,), world_size=count)[0]]
     collective_s, message_s, byte_s = fit(rows)
     if as_json:

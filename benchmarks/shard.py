@@ -1,8 +1,8 @@
 """`python -m benchmarks shard`: the tutorial's network cut over 8 devices, compared with hand-written slicing.
 
 All do the same arithmetic and make the same calls of the same collectives. They differ in the origin of these
-calls: the sharding layer derives them from the strategies; by hand they are worked out on paper, once with
-our ops and tape (for the cost of the sharding layer itself) and once in bare NumPy (for the cost of the whole engine).
+calls: the sharding layer derives them from the strategies; by hand they are worked out on paper, once with our ops
+and autograd (for the cost of the sharding layer itself) and once in bare NumPy (for the cost of the whole engine).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Hand:
         return parts.transpose(1, 0, 2).reshape(quarter, 8 * n)
 
 
-class _Crossing(Reversible):
+class _CommStep(Reversible):
     """A communicating step of the hand-written program, with its backward."""
 
     needs = (True,)
@@ -114,7 +114,7 @@ class _Crossing(Reversible):
 
 
 def by_hand() -> Step:
-    """Return the same step with our ops and our tape, all slices and groups written out."""
+    """Return the same step with our ops and our autograd, all slices and groups written out."""
     hand = Hand()
     r, tensor = hand.rank, sp.Tensor
     weights = [tensor(w, requires_grad=True) for w in (hand.w1, hand.w2, hand.w3)]
@@ -122,7 +122,7 @@ def by_hand() -> Step:
     matmul, relu = sp.ops.MatMul(), sp.ops.ReLU()
 
     def cross(x: Any, y: np.ndarray, back: Callable[[np.ndarray], np.ndarray]) -> Any:
-        crossing = _Crossing(back)
+        crossing = _CommStep(back)
         return tensor._result(y, Node(crossing, crossing, (x,)))  # type: ignore[arg-type]
 
     def step(images: np.ndarray, labels: np.ndarray) -> float:
@@ -132,7 +132,7 @@ def by_hand() -> Step:
         x1 = sp.all_to_all(images.reshape(batch, -1)[r * eighth :][:eighth], 1, 0, hand.four)
         h1 = matmul(tensor(x1), weights[0])
         # The columns of x1 are cut by 4, so the product is a partial sum.
-        # Outside of the tape: its backward is the identity, since all members have the whole gradient.
+        # Outside of the graph: its backward is the identity, since all members have the whole gradient.
         h1.data = sp.all_reduce(h1.data, "sum", hand.four)
         mine = h1.data[r // 2 % 2 * quarter :][:quarter]
         a1 = relu(cross(h1, mine, lambda dy: sp.all_gather(dy, 0, hand.pair)))

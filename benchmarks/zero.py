@@ -20,13 +20,12 @@ from functools import partial
 from typing import Any
 
 import simparallel as sp
-from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.contest import Result, measure, table, tell_bound
 from benchmarks.environments import PEERS
 from benchmarks.errors import BenchError
-from benchmarks.job import Job
+from benchmarks.job import Job, started
 from benchmarks.peers.exchange import images, timed
 from benchmarks.step import LEARNING_RATE, mlp
-from simparallel.base.units import format_seconds
 from simparallel.errors import InputError, RunFailedError
 
 OURS, DDP, TORCH, TURN_S = "simparallel", "DDP", "torch", 0.3
@@ -94,7 +93,7 @@ def main(*, ranks: Sequence[int] = (2, 4), rounds: int = 9, as_json: bool = Fals
     if as_json:
         print(json.dumps({"rows": [{"title": each.title, "times_s": each.times_s} for each in results]}, indent=1))
     else:
-        print(table(results))
+        print(table(results, OURS))
     return results
 
 
@@ -106,13 +105,8 @@ def _contenders(ranks: int, tell: Callable[[str], object]) -> Iterator[dict[str,
     with ExitStack() as stack:
         cluster = stack.enter_context(sp.Cluster(ranks, blas_threads=1, record="summary", echo=False))
         contenders: dict[str, Turn] = {OURS: partial(_ours, cluster, False), DDP: partial(_ours, cluster, True)}
-        if PEER.is_ready:
-            try:
-                job = Job(PEER, ranks)
-                stack.callback(job.close)
-                contenders[TORCH] = partial(_theirs, job)
-            except BenchError as error:
-                tell(f"left out with {ranks} ranks: {error}")
+        if job := started(PEER, ranks, stack, tell):
+            contenders[TORCH] = partial(_theirs, job)
         yield contenders
 
 
@@ -148,14 +142,3 @@ def _theirs(job: Job, name: str, count: int) -> float:
         "what": name, "model": "mlp", "batch_size": BATCH_SIZE, "shape": [WIDTH], "lr": LEARNING_RATE, "count": count,
     }  # fmt: skip
     return job.ask(name, command)
-
-
-def table(results: Sequence[Result]) -> str:
-    """Format a line for each result: the times of a step, and ours divided by the others'."""
-    labels = OURS, DDP, TORCH
-    lines = [["", *labels, *(f"{OURS} / {label}" for label in labels[1:])]]
-    for each in results:
-        times = [format_seconds(each.median_s(label)) if label in each.times_s else "-" for label in labels]
-        ratios = [f"{each.ratio(OURS, label):.2f}" if label in each.times_s else "-" for label in labels[1:]]
-        lines.append([each.title, *times, *ratios])
-    return aligned(lines)

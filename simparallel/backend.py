@@ -107,7 +107,7 @@ def filled(shape: tuple[int, ...], dtype: Any, like: Array, make: Callable[[], A
 
 
 def assign(array: Array, key: Any, value: Array) -> Array:
-    """Write a value into `array[key]`, and return the array; if the value has no data, a view without data."""
+    """Set `array[key] = value`, and return the array; without data, in a dry run, only return a view without data."""
     if has_data(value):
         array[key] = value
         return array

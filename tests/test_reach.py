@@ -31,6 +31,9 @@ DEFINITION = re.compile(r"^(?P<method> {4})?(?:def|class) (?P<name>\w+)|^@(?P<de
 # Docstrings and comments use nothing, nor does a definition use its own name.
 WORD = re.compile(r'"""[\s\S]*?"""|#.*|(?:def|class) \w+|"((?:\\.|[^"\\\n])*)"|(\w+)')
 
+# Names that a front takes from another module, see `compat.front.take`.
+TABLE = re.compile(r'"""\n([\w\s]+)"""')
+
 
 def is_of_front(module: str) -> bool:
     """Return whether scripts import a module, and use its names, as one of MindSpore or PyTorch."""
@@ -90,8 +93,8 @@ def definitions(source: str) -> Iterator[tuple[str, str]]:
 
 
 def names_in(source: str) -> set[str]:
-    """Return the names that code uses: words, strings that are names, and what f-strings show."""
-    found = set()
+    """Return the names that code uses: words, strings that are names or tables of them, and what f-strings show."""
+    found = {name for table in TABLE.findall(source) for name in table.split()}
     for text, word in WORD.findall(source):
         shown = [text] if re.fullmatch(r"[\w.:]+", text) else re.findall(r"{([^{}]+)", text)
         found |= {word}.union(*(re.findall(r"\w+", part) for part in shown))

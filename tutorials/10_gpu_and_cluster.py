@@ -381,7 +381,7 @@ for block in blocks:
 
 # %%
 _, absent = run(f"{torchrun} --node-rank 0 --cluster-time-out 2 who.py")
-assert "never came" in absent or "Linux" in absent
+assert "did not arrive" in absent or "Linux" in absent
 
 Path("bad.py").write_text("""
 import numpy as np

@@ -30,6 +30,6 @@ __all__ = [
     "priced", "split",
 ]  # fmt: skip
 
-# A file in this folder is found by being there.
+# Importing a module registers its algorithm, so a new file in this folder needs no other entry.
 for _each in iter_modules(__path__):
     import_module(f"{__name__}.{_each.name}")

@@ -87,7 +87,7 @@ def tree(p2p: PointToPoint, x: np.ndarray, layers: Layers) -> Steps:
 
     2 ⌈log2 p⌉ steps; 2 (p - 1) messages of n bytes in all.
     """
-    yield from all_reduce_by_tree(p2p, x, _Pairs(layers))
+    yield from all_reduce_by_tree(p2p, x, _PairwiseAdasum(layers))
 
 
 @NAIVE.collective(NAIVE.prices["all_reduce"], op="adasum")
@@ -96,7 +96,7 @@ def naive(p2p: PointToPoint, x: np.ndarray, layers: Layers) -> Steps:
 
     2 (p - 1) steps; position 0 sends p - 1 messages of n bytes, every other rank one.
     """
-    yield from all_reduce_by_root(p2p, x, _Pairs(layers))
+    yield from all_reduce_by_root(p2p, x, _PairwiseAdasum(layers))
 
 
 @RING.collective(_ring_price, op="adasum")
@@ -133,7 +133,7 @@ def _pass_on(
     bounds = np.cumsum([0, *(piece.stop - piece.start for piece in taken)]).tolist()
     received = np.empty(bounds[-1], x.dtype)
     sent = np.concatenate([x[piece] for piece in given]) if given else None
-    # With fewer layers than ranks, one of the two messages may have nothing to carry.
+    # With fewer layers than ranks, one of the two messages may be empty.
     if sent is not None and taken:
         yield from p2p.sendrecv(sent, right, received, left)
     elif sent is not None:
@@ -143,8 +143,8 @@ def _pass_on(
     return [received[i:j] for i, j in zip(bounds, bounds[1:], strict=False)]
 
 
-class _Pairs:
-    """Adasum with the interface of `reduction.Combine`, for algorithms that pass whole vectors on."""
+class _PairwiseAdasum:
+    """Adasum of two vectors, with the interface of `reduction.Combine`."""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
@@ -153,7 +153,7 @@ class _Pairs:
         out[...] = whole([first, second], self._layers)
 
     def finish(self, total: np.ndarray) -> None:
-        """Do nothing: the result is final."""
+        """Do nothing: Adasum has no final division."""
 
     def all_of(self, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
         out[...] = whole(parts, self._layers)

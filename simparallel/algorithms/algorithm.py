@@ -42,7 +42,7 @@ Function = Callable[..., Steps]
 
 
 class CollectiveAlgorithm:
-    """An algorithm, found by its name from now on.
+    """A named algorithm; making one registers it.
 
     Args:
         name: what `algorithm=` takes.

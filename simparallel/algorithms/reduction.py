@@ -50,7 +50,7 @@ def reduction(op: str, dtype: np.dtype, who: str = "") -> Reduction:
 
     Raises:
         InputError: unknown op.
-        DTypeError: the op has no meaning for the dtype.
+        DTypeError: the op is not defined for the dtype.
     """
     who = f"{who}: " if who else ""
     if not isinstance(op, str) or op not in _NAMES:
@@ -76,9 +76,9 @@ def _reduction(asked: str, dtype: np.dtype, who: str) -> Reduction:
     try:
         result = ufunc(np.zeros(1, accumulate), np.zeros(1, accumulate))
     except TypeError:
-        raise DTypeError(f"{who}op={asked!r} has no meaning for dtype {dtype}.") from None
+        raise DTypeError(f"{who}op={asked!r} is not defined for dtype {dtype}.") from None
     if result.dtype != accumulate:
-        raise DTypeError(f"{who}op={asked!r} has no meaning for dtype {dtype}: the result would be {result.dtype}.")
+        raise DTypeError(f"{who}op={asked!r} is not defined for dtype {dtype}: the result would be {result.dtype}.")
     loop = None if dtype.kind in "mM" else accumulate
     return Reduction(ufunc, accumulate, loop, op == "mean", accumulate == dtype)
 

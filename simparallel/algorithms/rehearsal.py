@@ -16,6 +16,7 @@ from simparallel.algorithms.algorithm import check_algorithm, find
 from simparallel.algorithms.ledger import Entry, Ledger
 from simparallel.algorithms.point_to_point import PointToPoint, Steps
 from simparallel.algorithms.reduction import Combine
+from simparallel.base.checks import check_integer
 from simparallel.errors import DeadlockError, InputError
 
 
@@ -28,7 +29,7 @@ class _Request:
 
 
 class _Matcher:
-    """Pairs sends with receives. `progress` counts requests, to notice when nothing moves any more."""
+    """Match sends with receives. `progress` counts requests, so that a deadlock is noticed."""
 
     def __init__(self) -> None:
         self.progress = 0
@@ -39,7 +40,7 @@ class _Matcher:
         self.progress += 1
         request, sides = _Request(x), self._unmatched.setdefault((src, dst), (deque(), deque()))
         sides[is_receive].append(request)
-        # Both sides have to be there: nothing is buffered, so an algorithm that relies on buffers gets stuck.
+        # Both sides must be there: nothing is buffered, so an algorithm that relies on buffers deadlocks.
         while sides[0] and sides[1]:
             sending, receiving = sides[0].popleft(), sides[1].popleft()
             if (sending.x.shape, sending.x.dtype) != (receiving.x.shape, receiving.x.dtype):
@@ -87,14 +88,18 @@ def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], make_actor: 
     running = {i: find(algorithm, op)(actor, *arguments[i]) for i, actor in enumerate(actors)}
     while running:
         before = matcher.progress, len(running)
-        # One move of each position in turn, so that all proceed at the same pace.
+        # Advance each position in turn, so that all proceed at the same pace.
         for rank, generator in tuple(running.items()):
             if next(generator, StopIteration) is StopIteration:
                 del running[rank]
         # A whole round in which no message was delivered and no position ended: none ever will.
         if before == (matcher.progress, len(running)):
             waiting = dict.fromkeys(running, f"{op} by {algorithm}")
-            raise DeadlockError(f"positions {sorted(running)} of {size} wait for each other.", waiting=waiting)
+            raise DeadlockError(
+                f"{op} by {algorithm} deadlocks: positions {sorted(running)} of {size} wait for each other; where two "
+                "positions exchange data, use sendrecv.",
+                waiting=waiting,
+            )
     return Ledger(Entry(actor.rank, "rehearsal", 1, op, algorithm, tuple(actor.traffic)) for actor in actors)
 
 
@@ -127,11 +132,8 @@ def rehearse(
         3
     """
     check_algorithm("rehearse", algorithm, op)
-    if num_ranks < 1 or not 0 <= root < num_ranks:
-        raise InputError(
-            f"rehearse: num_ranks={num_ranks} and root={root}; there must be at least 1 rank, and the root must be "
-            "one of them."
-        )
+    check_integer("rehearse", "num_ranks", num_ranks, 1)
+    check_integer("rehearse", "root", root, high=num_ranks - 1)
     if op not in ("all_reduce", "adasum", "broadcast", "reduce") and num_elements % num_ranks:
         raise InputError(f"rehearse: {op} cuts {num_elements} elements, which is not divisible by {num_ranks} ranks.")
     combine = Combine("sum", np.dtype(dtype), num_ranks)

@@ -10,8 +10,7 @@ import numpy as np
 
 from simparallel.algorithms.reduction import Combine
 from simparallel.algorithms.rehearsal import Actor, play
-from simparallel.base.checks import check_choice
-from simparallel.errors import InputError
+from simparallel.base.checks import check_choice, check_integer
 
 # Collectives whose first argument is one flat vector for the input and the result. True: it reduces.
 _WATCHED = {"all_reduce": True, "reduce_scatter": True, "reduce": True, "all_gather": False, "broadcast": False}
@@ -37,7 +36,7 @@ class ChunkMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Watched:
-    """The course of one collective on a vector of one chunk for each rank.
+    """The messages and states of one collective, on a vector of one chunk for each rank.
 
     Attributes:
         algorithm, op: such as "ring" and "all_reduce".
@@ -114,11 +113,8 @@ def watch(algorithm: str, op: str = "all_reduce", num_ranks: int = 4, root: int 
         [[4, 3, 2, 1], [1, 4, 3, 2], [2, 1, 4, 3], [3, 2, 1, 4]]
     """
     check_choice("watch", "op", op, _WATCHED)
-    if not 1 <= num_ranks <= _MOST_RANKS or not 0 <= root < num_ranks:
-        raise InputError(
-            f"watch: num_ranks={num_ranks} and root={root}; there must be 1 to {_MOST_RANKS} ranks, and the root must "
-            "be one of them."
-        )
+    check_integer("watch", "num_ranks", num_ranks, 1, high=_MOST_RANKS)
+    check_integer("watch", "root", root, high=num_ranks - 1)
     combine = Combine("sum", np.dtype(np.int64), num_ranks)
     vectors = [np.zeros(num_ranks, np.int64) for _ in range(num_ranks)]
     for rank, x in enumerate(vectors):

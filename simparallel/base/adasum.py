@@ -134,7 +134,7 @@ def pair(a: Array, b: Array) -> Array:
     if is_safe(found):
         first, second = coefficients(found)
         return a * first + b * second
-    return _far_pair(a, b)
+    return _scaled_pair(a, b)
 
 
 def moments(a: Array, b: Array) -> Moments:
@@ -167,8 +167,8 @@ def product(a: Array, b: Array) -> float:
     return total or LEAST * bool(a is b and a.any())
 
 
-def _far_pair(a: Array, b: Array) -> Array:
-    """Return A(a, b) if squares leave the range of float64: project vectors that are scaled by powers of two."""
+def _scaled_pair(a: Array, b: Array) -> Array:
+    """Return A(a, b) where squares would under- or overflow: scale both vectors by powers of two first."""
     xp = get_namespace(a)
     (unit_a, exponent_a), (unit_b, exponent_b) = _scaled(a), _scaled(b)
     dot, aa, bb = moments(unit_a, unit_b)

@@ -1,4 +1,4 @@
-"""Attributes of objects for the length of a block."""
+"""Set attributes of objects temporarily."""
 
 from __future__ import annotations
 

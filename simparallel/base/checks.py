@@ -16,10 +16,13 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def check_integer(who: str, name: str, value: Any, low: int = 0, error: type[SimParallelError] = InputError) -> int:
-    """Return `value` as an int. Raise `error` unless it is an integer of `low` or more. Fact: `field`."""
-    if not is_integer(value) or value < low:
-        raise error(f"{who}: {name}={value!r} must be an integer of {low} or more.", field=name)
+def check_integer(
+    who: str, name: str, value: Any, low: int = 0, error: type[SimParallelError] = InputError, *, high: float = math.inf
+) -> int:
+    """Return `value` as an int. Raise `error` unless it is an integer of `low` to `high`. Fact: `field`."""
+    if not is_integer(value) or not low <= value <= high:
+        bounds = f"of {low} or more" if high == math.inf else f"in {low} … {high}"
+        raise error(f"{who}: {name}={value!r} must be an integer {bounds}.", field=name)
     return int(value)
 
 

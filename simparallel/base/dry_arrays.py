@@ -27,7 +27,7 @@ from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 from simparallel.rank_local import RankLocal
 
-# From this size on, an array is address space of its own; NumPy's allocator is faster for smaller ones.
+# From this size on, an array gets a memory mapping of its own; NumPy's allocator is faster for smaller ones.
 _LARGE_BYTES = 1 << 20
 
 
@@ -48,7 +48,7 @@ def _has_elements(found: Any) -> bool:
 
 
 class _Unknown:
-    """The questions about a value that a dry run does not know."""
+    """Conversions and decisions that need a value: they take the one that the caller has given, or raise an error."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise _unknown("numpy.asarray()")
@@ -107,7 +107,7 @@ class DryArray(_Unknown, np.ndarray):
             return rule(*args, **kwargs)
         if isinstance(function._implementation, BuiltinFunctionType) and function not in _METADATA:
             raise _unknown(f"numpy.{function.__name__}")
-        # A function in Python calls ufuncs and functions with rules. The method of ndarray would refuse `DryScalar`.
+        # A function in Python calls ufuncs and functions with rules. NumPy's own method would refuse `DryScalar`.
         with np.errstate(all="ignore"):
             found = function._implementation(*args, **kwargs)
         # Some of them convert their arguments to plain arrays first: the result then comes from unwritten memory.
@@ -285,7 +285,7 @@ class UnknownNumber(float):
 
 
 class _Given(RankLocal):
-    """The value that the caller of a dry run gives for unknown ones: a number, or a function that returns one.
+    """What a dry run takes for unknown values, as its caller has said: a number, or a function that returns one.
 
     Attributes:
         new: in a dry run, makes the array of a parameter from its shape and dtype.
@@ -364,7 +364,7 @@ def _scalar(value: Any) -> Any:
 
 
 def reshapes_in_place(x: np.ndarray, shape: tuple[Any, ...], order: str) -> bool:
-    """Tell whether NumPy reshapes an array without a copy: new dims begin wherever the steps of the old ones break.
+    """Return whether NumPy reshapes an array without a copy: a new dim begins wherever the old strides have a gap.
 
     Since 2.1 NumPy itself can be asked, by `copy=False`.
     """
@@ -489,9 +489,8 @@ def _selected(x: DryArray, items: tuple[Any, ...]) -> Any:
             if array.dtype == bool and isinstance(array, (DryArray, DryScalar)):
                 raise _unknown("a selection by a mask")
             # The shape does not depend on the values of positions.
-            arrays.append(
-                np.broadcast_to(np.intp(0), array.shape) if isinstance(array, (DryArray, DryScalar)) else array
-            )
+            is_dry = isinstance(array, (DryArray, DryScalar))
+            arrays.append(np.broadcast_to(np.intp(0), array.shape) if is_dry else array)
         else:
             arrays.append(item)
     first = arrays[0]
@@ -592,28 +591,20 @@ def _pad(x: Any, pad_width: Any, mode: Any = "constant", **_: Any) -> Any:
     return empty(tuple(n + int(a) + int(b) for n, (a, b) in zip(x.shape, widths, strict=True)), x.dtype)
 
 
-def _sorted(x: Any, *_: Any, **__: Any) -> Any:
-    return x.copy()
-
-
 _RULES: dict[Any, Callable[..., Any]] = {
     np.empty_like: _like, np.zeros_like: _like, np.ones_like: _like,
-    np.full_like: lambda x, value, dtype=None, order="K", subok=True, shape=None: _like(x, dtype, order, shape=shape),
     np.concatenate: _concatenate, np.where: _where, np.take: _take, np.dot: _dot, np.einsum: _einsum,
     np.vdot: lambda a, b: DryScalar(_dtypes(np.multiply, (_kind(a), _kind(b)), None)[0]),
     np.inner: lambda a, b: _dot(a, b if np.ndim(b) < 2 else b.T),
     np.array2string: lambda *_, **__: "?",
-    np.pad: _pad, np.copyto: _nothing, np.put: _nothing, np.place: _nothing, np.putmask: _nothing,
-    np.put_along_axis: _nothing, np.fill_diagonal: _nothing,
+    np.pad: _pad, np.copyto: _nothing, np.place: _nothing, np.putmask: _nothing, np.put_along_axis: _nothing,
+    np.fill_diagonal: _nothing,
     np.copy: lambda x, order="K", subok=False: _like(x, order=order),
-    np.sort: _sorted, np.partition: _sorted,
-    np.argpartition: lambda x, kth, axis=-1, **_: empty(x.shape, np.intp),
     np.broadcast_to: lambda x, shape, subok=False: np.broadcast_to._implementation(  # type: ignore[attr-defined]
         x, shape, True
     ),
     np.array_equal: lambda *_, **__: bool(empty((), bool)),
     np.bincount: lambda x, weights=None, minlength=0: empty((minlength,), np.intp if weights is None else np.float64),
-    np.searchsorted: lambda a, v, side="left", sorter=None: _result(np.shape(v), np.intp),
     np.linalg.qr: lambda a, mode="reduced": (
         empty((*a.shape[:-1], min(a.shape[-2:])), a.dtype),
         empty((*a.shape[:-2], min(a.shape[-2:]), a.shape[-1]), a.dtype),

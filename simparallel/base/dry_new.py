@@ -2,7 +2,7 @@
 
 NumPy would convert an unknown number to a float, and any float, NaN included, would hide that it is unknown. NumPy's
 dispatch protocols do not cover `np.array` and `np.asarray` of a list, so both are patched while there are dry runs; on
-all other threads they do what they always do.
+all other threads they are unchanged.
 """
 
 from __future__ import annotations

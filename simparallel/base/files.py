@@ -165,7 +165,7 @@ def _write_through(path: Path, pieces: Iterable[Any]) -> None:
     """Write to a device or a pipe; OSError for a pipe that nobody reads."""
     descriptor = os.open(path, os.O_WRONLY | BINARY | CLOSE_ON_EXEC | NON_BLOCKING)
     if NON_BLOCKING:
-        # Only opening must not wait: a write does while the pipe is full.
+        # Opening must not wait for a reader, but a write waits while the pipe is full.
         os.set_blocking(descriptor, True)
     with open(descriptor, "wb") as file:
         file.writelines(pieces)

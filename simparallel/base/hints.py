@@ -36,14 +36,16 @@ def _table() -> tuple[dict[str, str], dict[str, str]]:
 
 
 class Answer:
-    """The message of an error about a missing name. It is looked up when it is shown: code often probes for names.
+    """The message of an error about a missing name, with a suggestion.
+
+    Names are searched only when the message is shown, because programs often probe for attributes.
 
     Args:
         owner: what lacks the name: a module, given by its name, or an object.
         name: the missing name.
         imports: whether to import the modules in which the name may be; else imported ones are searched.
         message: its beginning; by default that the attribute does not exist.
-        prefix: of this name in the table; with one, only names of the owner itself are similar.
+        prefix: precedes the name in the table of names elsewhere; if given, only the owner's own names are suggested.
     """
 
     def __init__(self, owner: Any, name: str, imports: bool = False, message: str = "", prefix: str = "") -> None:
@@ -80,11 +82,11 @@ class Answer:
             # Short names are alike by chance, such as lu and elu.
             if near := get_close_matches(plain, known, 2, 0.75 if len(plain) > 5 else 0.81):
                 return f". Did you mean {' or '.join(known[name] for name in near)}?"
-        # With a prefix the owner is a user's own kind of object, with attributes that no page knows.
+        # With a prefix, the owner may have attributes of a user's subclass, which the page cannot list.
         return "" if self.prefix else f". {PAGE} lists missing features and alternatives."
 
     def _places(self) -> dict[str, str]:
-        """Return where each name is: in the same front, else in this package; of several places the first."""
+        """Return name -> its full name, in the owner's front or in this package; the first place wins."""
         found: list[tuple[str, str]] = []
         front = ".".join(str(self.owner).split(".")[:3])
         if front.startswith(_FRONTS):
@@ -117,7 +119,7 @@ def _ours(value: object) -> bool:
 
 
 def _plain(name: str) -> str:
-    # The underscore at the end of PyTorch's names is a difference.
+    # Case and underscores make no difference, but a trailing underscore does: PyTorch's add_ works in place.
     return name[:-1].replace("_", "").casefold() + name[-1:].casefold()
 
 

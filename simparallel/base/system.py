@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 # Flags of os.open, 0 on systems that lack them.
@@ -24,6 +25,23 @@ BINARY = getattr(os, "O_BINARY", 0)
 
 # Windows has no SIGKILL; there SIGTERM ends a process at once, too.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def python_command(module: str, *arguments: object) -> list[str]:
+    """Return the command of a Python interpreter that calls `main(*arguments)` of a module of this package."""
+    home = str(Path(__file__).resolve().parents[2])
+    # -P: the current directory must not shadow modules.
+    code = f"import sys; sys.path.insert(0, {home!r}); from {module} import main; main(*{arguments!r})"
+    return [sys.executable, "-P", "-c", code]
+
+
+def process_fields(pid: int | str) -> list[str]:
+    """Return the fields of a process in /proc/PID/stat, see proc(5), from its state on; none if it has ended."""
+    try:
+        # The name in parentheses may itself contain blanks and parentheses.
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def usable_cores() -> int:
@@ -121,7 +139,7 @@ def memory_barrier() -> Callable[[], None]:
     """Return a function that orders the stores and loads before it before those after it, on weak memory models."""
     if sys.platform == "darwin" and hasattr(libc := ctypes.PyDLL(None), "OSMemoryBarrier"):
         return libc.OSMemoryBarrier
-    # A system call serves as one. Windows has no processes that need it, and its threads have the lock of Python.
+    # A system call serves as one. Windows has no processes that need it, and its threads hold the GIL.
     return getattr(os, "sched_yield", lambda: None)
 
 

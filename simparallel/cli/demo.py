@@ -112,7 +112,7 @@ def main(
         echo=False,
     )
     # The same function on one device: the reference for losses and parameters.
-    # One BLAS thread, as ranks have that share the cores: products this small only wait for a second one.
+    # One BLAS thread, as on ranks that share the cores: for products this small, a second one only costs time.
     one = sp.launch(
         train, (epochs, global_batch_size, labels[1]), world_size=1, device=device, echo=False, blas_threads=1
     )
@@ -149,7 +149,7 @@ def main(
 def compare(many: Results, one: Results) -> dict[str, Any]:
     """Return the figures that should agree between the two runs, and their differences."""
     reference = one[0]["parameters"]
-    # Rank 0 stands for all: `difference_between_ranks` compares them.
+    # Rank 0 alone: `difference_between_ranks` compares it with the others.
     differences = [float(np.abs(values - reference[name]).max()) for name, values in many[0]["parameters"].items()]
     return {
         "test_accuracy": many[0]["accuracy"],

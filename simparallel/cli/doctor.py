@@ -22,15 +22,8 @@ from simparallel import backend
 from simparallel.base import blas
 from simparallel.base.system import memory_size_bytes, missing_for_processes, usable_cores
 from simparallel.base.units import format_bytes
-from simparallel.comm.memory.memfd import (
-    SHM,
-    available_memory,
-    cgroup_number,
-    free_bytes,
-    is_disabled,
-    seal,
-    start_method,
-)
+from simparallel.comm.memory import memfd
+from simparallel.comm.memory.memfd import SHM
 from simparallel.comm.memory.segment import DEFAULT_ARENA_BYTES, SharedSegment
 from simparallel.comm.shm.transport import _FUTEX_WAIT, _SYS_FUTEX, Futex
 from simparallel.errors import SimParallelError
@@ -82,14 +75,14 @@ def _system() -> Iterator[CheckResult]:
 
 def cpu_limit() -> float | None:
     """Return the CPU time that the control group allows, in cores; None for no limit."""
-    quota = cgroup_number("cpu.max")
+    quota = memfd.cgroup_number("cpu.max")
     # The file has the quota and the period [µs]; this is the default period.
     return None if quota is None else quota / 100_000
 
 
 def _memory() -> Iterator[CheckResult]:
-    limit = cgroup_number("memory.max")
-    free = available_memory()
+    limit = memfd.cgroup_number("memory.max")
+    free = memfd.available_memory()
     if free == 0:
         yield CheckResult("memory", OK, "this system does not say how much is available")
         return
@@ -111,7 +104,7 @@ def _shared() -> Iterator[CheckResult]:
     # Where it fails, full memory would end a rank by SIGBUS in the middle of its run.
     if hasattr(os, "posix_fallocate"):
         yield _try("posix_fallocate", _fallocate, "", FATAL)
-    room, spare = free_bytes(SHM), free_bytes(tempfile.gettempdir())
+    room, spare = memfd.free_bytes(SHM), memfd.free_bytes(tempfile.gettempdir())
     text = f"{format_bytes(room)} free; only used without memfd"
     why = f"not writable, or full; without memfd {tempfile.gettempdir()} is used, {format_bytes(spare)} free"
     yield CheckResult(SHM, OK, text) if room >= 1 << 20 else CheckResult(SHM, FALLBACK, why)
@@ -149,7 +142,7 @@ def _waiting() -> Iterator[CheckResult]:
     yield _try("futex", _futex, "ranks that wait sleep 0.2 ms at a time")
     yield _try("pidfd", _pidfd, f"the host looks for deaths every {LOOK_S * 1e3:g} ms")
     yield _try("fork", _fork, "devices are new interpreters, which take longer to start")
-    if start_method() == "spawn":
+    if memfd.start_method() == "spawn":
         return
     yield _try("merged log", _merged_log, "records are only in each worker_N.log")
 
@@ -235,7 +228,7 @@ def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBAC
         state: state of a missing feature.
     """
     # The same switch as in a run, so that the table shows what a run would do.
-    if is_disabled(name):
+    if memfd.is_disabled(name):
         return CheckResult(name, state, f"disabled by SIMPARALLEL_DISABLE; {without}")
     try:
         return CheckResult(name, OK, probe())
@@ -256,12 +249,12 @@ def _memfd() -> str:
 
 
 def _sealing() -> str:
-    if is_disabled("memfd"):
+    if memfd.is_disabled("memfd"):
         raise OSError(errno.ENOTSUP, "only a memfd can be sealed, and it is disabled by SIMPARALLEL_DISABLE")
     fd = os.memfd_create("simparallel-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, mmap.PAGESIZE)
-        seal(fd)
+        memfd.seal(fd)
         try:
             # The seal must make this fail.
             os.ftruncate(fd, 0)
@@ -269,7 +262,7 @@ def _sealing() -> str:
             return "memory cannot be truncated under a rank"
     finally:
         os.close(fd)
-    raise OSError(errno.ENOTSUP, "seals do not hold")
+    raise OSError(errno.ENOTSUP, "a sealed memfd can still be truncated")
 
 
 def _fallocate() -> str:
@@ -309,7 +302,7 @@ def _pidfd() -> str:
 
 
 def _fork() -> str:
-    if start_method() == "spawn":
+    if memfd.start_method() == "spawn":
         raise OSError(errno.ENOTSUP, "not safe on this system")
     return "devices start in milliseconds"
 
@@ -339,7 +332,7 @@ def summary(found: list[CheckResult] | None = None) -> str:
     states = {finding.name: finding.state for finding in found or findings()}
     works = FATAL not in states.values() and "shared memory of 2 ranks" in states
     ranks = "ranks are processes" if works else 'ranks are threads (transport="inline")'
-    memory, gpus = format_bytes(available_memory()), backend.device_count() or "no"
+    memory, gpus = format_bytes(memfd.available_memory()), backend.device_count() or "no"
     return f"{usable_cores()} cores, {memory} of memory available, {ranks}, {gpus} GPU"
 
 

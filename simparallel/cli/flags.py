@@ -36,11 +36,11 @@ def add(command: argparse.ArgumentParser, name: str, *also: str, underscores: bo
     """Add an option.
 
     Args:
-        command: gets it.
-        name: a name in `FLAGS`, or how an option that is not in there is written.
-        also: other ways to write it.
-        underscores: whether each is also written with underscores.
-        settings: of `add_argument`, in place of those in `FLAGS`.
+        command: the parser that gets it.
+        name: a name in `FLAGS`, or any other option as it is spelled.
+        also: further spellings.
+        underscores: accept each spelling with underscores, too.
+        settings: arguments of `add_argument`, which replace those in `FLAGS`.
     """
     words = [*_SHORT.get(name, ()), flag(name) if name in FLAGS else name, *also]
     if underscores:

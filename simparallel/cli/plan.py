@@ -64,7 +64,7 @@ def main(options: argparse.Namespace) -> None:
     at_least_one(n=options.world_size, batch_size=options.batch_size)
     cluster = load_cluster(options.cluster, options.world_size)
     if options.device_memory is not None:
-        # By default a plan may use the memory of the device.
+        # A plan may use the memory of the described device, so describe one that has this much.
         device = replace(cluster.device, memory_bytes=parse_bytes(options.device_memory, "--device-memory"))
         cluster = replace(cluster, device=device)
     if options.config is not None:

@@ -51,9 +51,8 @@ def main(options: argparse.Namespace, cluster: ClusterSpec, progress: Callable[[
 
     for name in _NOT_HERE:
         if getattr(options, name):
-            raise InputError(
-                f"plan: {name if name in ('what', 'arguments') else flag(name)} does not go with --config."
-            )
+            option = name if name in ("what", "arguments") else flag(name)
+            raise InputError(f"plan: {option} cannot be combined with --config; leave it out.")
     batch = 4 * cluster.world_size if options.global_batch is None else options.global_batch
     at_least_one(global_batch=batch, length=options.length)
     shape, dtype = read_config(options.config, options.length), options.dtype or "bfloat16"

@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> None:
             for name in ("nodes", "devices_per_rank", "device_memory", "all_ranks"):
                 if getattr(options, name):
                     raise InputError(
-                        f"predict: {flag(name)} goes with -n; the script's own launches say it themselves."
+                        f"predict: {flag(name)} needs -n; without it, the script's own calls of sp.launch decide."
                     )
             with predicted_launches(options.cluster, found, options.dtype):
                 program()

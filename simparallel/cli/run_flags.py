@@ -24,6 +24,7 @@ from pathlib import Path
 
 from simparallel.base.argparse_checks import at_least_one, positive
 from simparallel.base.system import usable_cores
+from simparallel.base.units import format_number_of
 from simparallel.cli import flags
 from simparallel.clock.recording import RECORD
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -326,14 +327,17 @@ def _numbers(
     if world_size is None:
         world_size = nodes * (per_node or 1)
     if world_size % nodes or per_node not in (None, world_size // nodes):
-        size = "equal size" if per_node is None else f"{per_node} devices"
-        raise InputError(f"{world_size} devices cannot be split into {nodes} node{'s' * (nodes > 1)} of {size}.")
+        size = "equal size" if per_node is None else f"{per_node} ranks"
+        raise InputError(
+            f"{world_size} ranks cannot be split into {format_number_of(nodes, 'node')} of {size}; -np must be "
+            "--nnodes times --nproc-per-node."
+        )
     return nodes, world_size
 
 
 def _masters(options: argparse.Namespace) -> dict[str, str]:
     given = {"MASTER_ADDR": options.master_addr, "MASTER_PORT": options.master_port}
     if options.master_port is not None and not 0 <= options.master_port < 65536:
-        raise InputError(f"--master-port {options.master_port}: ports are 0 … 65535.")
+        raise InputError(f"--master-port {options.master_port} must be in 0 … 65535.")
     # Only options that were given: the runtime has the defaults.
     return {name: str(value) for name, value in given.items() if value is not None}

@@ -22,7 +22,7 @@ def cut(searches: bool = False) -> partial[AutoParallel] | None:
 
 
 def kept(owner: Any, by: partial[AutoParallel], fn: Callable[..., Any], gather_results: bool = True) -> AutoParallel:
-    """Return `by(fn)`, the same for all calls of an owner that this rank makes, with its settings."""
+    """Return `by(fn)`, cached for this rank by owner and settings."""
     # One object for each rank, which may be a thread: it keeps the shapes that were compared, and its plans.
     made = current().kept.setdefault(AutoParallel, WeakKeyDictionary()).setdefault(owner, {})
     settings = tuple(by.keywords.values())

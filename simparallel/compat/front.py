@@ -12,7 +12,7 @@ from simparallel.errors import InputError
 
 
 class FrontType(type):
-    """A metaclass: a front class's base counts as the class itself: `isinstance(sp.nn.Linear(1, 1), nn.Dense)`."""
+    """A metaclass: objects of a front class's base are instances of it: `isinstance(sp.nn.Linear(1, 1), nn.Dense)`."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return issubclass(instance.__class__, cls)
@@ -68,15 +68,9 @@ def front(
 
 
 _TOOLS = (
-    "typing",
-    "collections.abc",
-    "functools",
-    "__future__",
-    "simparallel.compat.cutting",
-    "simparallel.compat.front",
-    "simparallel.compat.groups",
-    "simparallel.clock.notes",
-)
+    "typing", "collections.abc", "functools", "__future__", "simparallel.compat.cutting", "simparallel.compat.front",
+    "simparallel.compat.groups", "simparallel.clock.notes",
+)  # fmt: skip
 
 
 def is_public(value: object) -> bool:
@@ -91,6 +85,12 @@ def public_names(namespace: Mapping[str, Any], *own: str) -> list[str]:
     return sorted(
         name for name, value in namespace.items() if not name.startswith("_") and name not in own and is_public(value)
     )
+
+
+def take(namespace: dict[str, Any], source: Any, names: str, **renamed: str) -> None:
+    """Put names of another module into a front's: `names` as they are there, `renamed` by {the framework's: ours}."""
+    taken = {**{name: name for name in names.split()}, **renamed}
+    namespace.update((name, getattr(source, ours)) for name, ours in taken.items())
 
 
 def unused(who: str, **given: Any) -> None:

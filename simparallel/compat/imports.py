@@ -33,8 +33,8 @@ class _Front(MetaPathFinder, InspectLoader):
         spec = find_spec(f"{_HERE}.{name}") or getattr(own, "__spec__", None)
         if spec is None:
             # Returning None would let other finders look for the real package.
-            told = f"simparallel's front for {self.framework} has no module {name!r}"
-            raise ModuleNotFoundError(Answer(f"{_HERE}.{package}", last, True, told), name=name)
+            text = f"simparallel's front for {self.framework} has no module {name!r}"
+            raise ModuleNotFoundError(Answer(f"{_HERE}.{package}", last, True, text), name=name)
         is_package = spec.submodule_search_locations is not None
         return spec_from_loader(name, self, origin=spec.name, is_package=is_package)
 

@@ -102,8 +102,8 @@ class Subset:
         if outside.any():
             position = int(np.argmax(outside))
             raise InputError(
-                f"Subset: index {self.indices[position]} at position {position} is outside of the dataset's "
-                f"0 … {len(dataset) - 1}."
+                f"Subset: index {self.indices[position]} at position {position} is out of range for a dataset of "
+                f"{len(dataset)} samples."
             )
 
     @property

@@ -67,7 +67,7 @@ def download(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _error(path, urls, [f"{path.parent} cannot be made: {error.strerror}"]) from None
+        raise _error(path, urls, [f"{path.parent} cannot be created: {error.strerror}"]) from None
     with _lock(path, until, urls):
         # Checked inside the lock: another process may have fetched it while this one waited.
         if path.is_file():
@@ -135,7 +135,7 @@ def _lock(path: Path, until: float, urls: Sequence[str]) -> Iterator[None]:
     try:
         file = name.open("ab")
     except OSError as error:
-        raise _error(path, urls, [f"{name} cannot be made: {error.strerror}"]) from None
+        raise _error(path, urls, [f"{name} cannot be created: {error.strerror}"]) from None
     with file:
         while True:
             try:
@@ -143,7 +143,7 @@ def _lock(path: Path, until: float, urls: Sequence[str]) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise _error(path, urls, ["another process was downloading it all the time"]) from None
+                    raise _error(path, urls, ["another process held its lock until the time limit"]) from None
                 # Polls instead of waiting in the lock, so that the deadline holds.
                 time.sleep(POLL_S)
         # Closing the file releases the lock. The file must stay: another process could otherwise lock a new one

@@ -145,12 +145,12 @@ def read_pnm(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARG
         shape = (height, width, 3 if kind in (3, 6) else 1)
         # The format has two bytes, big-endian, for values above 255.
         dtype = "u1" if largest < 256 else ">u2"
-        values = source.array(shape, dtype, "pixels") if kind >= 5 else _plain(source, shape)
+        values = source.array(shape, dtype, "pixels") if kind >= 5 else _read_ascii(source, shape)
     wrong = values > largest
     if wrong.any():
         position = int(np.argmax(wrong.reshape(-1)))
         value = values.reshape(-1)[position]
-        # Plain numbers have different lengths, so only the start of the pixels is known.
+        # Decimal numbers have different lengths, so the error has the offset of the first pixel.
         offset = at + position * values.itemsize if kind >= 5 else at
         raise source.fail(f"value {value} at position {position} is above the largest, {largest}.", offset)
     if largest >= 255:
@@ -159,13 +159,13 @@ def read_pnm(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARG
     return ((values.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
 
 
-def _plain(source: Source, shape: tuple[int, ...]) -> np.ndarray:
-    """Read decimal numbers; a value takes at most 5 digits and, for tolerance, 15 bytes of white space."""
+def _read_ascii(source: Source, shape: tuple[int, ...]) -> np.ndarray:
+    """Read the pixels of a plain file, decimal numbers of at most 5 digits, with about 15 bytes of white space each."""
     at, count = source.position, prod(shape)
     # Bounded by the number of pixels, so that a small header cannot be followed by endless text.
     text = source.rest(20 * count + 1000, "pixels")
     words = text.split()
-    # The search is slow, so it only finds the place.
+    # A quick check first: the regular expression is slow, and only needed for the position of an error.
     is_plain = not text.translate(None, _PLAIN) and max(map(len, words), default=0) <= 5
     bad = None if is_plain else _NOT_PLAIN.search(text)
     if bad is not None:
@@ -182,7 +182,7 @@ def _plain(source: Source, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _read_pillow(path: Path | EncodedImage, max_pixels: int) -> np.ndarray:
-    # Needed by matplotlib, so it is there; and slow to import.
+    # Slow to import; installed with matplotlib.
     from PIL import Image
 
     with open_file(path) as file:

@@ -157,8 +157,9 @@ class DataLoader:
             share, rest = divmod(start, getattr(self.sampler, "num_replicas", 1))
             if rest:
                 raise InputError(
-                    f"DataLoader: {start} samples of this epoch are done, which the {self.sampler.num_replicas} ranks "
-                    f"of the {type(self.sampler).__name__} do not divide evenly; resume on another number of ranks."
+                    f"DataLoader: {start} samples of this epoch are done, which is not divisible by the "
+                    f"{self.sampler.num_replicas} ranks of the {type(self.sampler).__name__}; resume on another number "
+                    "of ranks."
                 )
             order = np.fromiter(self.sampler, dtype=np.int64)[share:]
         return self._track(order, epoch, start)
@@ -177,19 +178,19 @@ class DataLoader:
             # Report the epoch as used only when a second batch is requested: a look at one batch does not count.
             for batch in self._batches(order, epoch):
                 if position[1] > start:
-                    self._went_on(epoch)
+                    self._mark_used(epoch)
                 # Before the yield: when the caller saves inside its loop, this batch counts as done.
                 position[1] += step
                 yield batch
-            self._went_on(epoch)
+            self._mark_used(epoch)
         finally:
             if self._position is position:
                 # Otherwise another loop has started since, and the position is its own.
                 self._position = None
 
-    def _went_on(self, epoch: int) -> None:
+    def _mark_used(self, epoch: int) -> None:
         if isinstance(self.sampler, Sampler):
-            self.sampler.went_on(epoch)
+            self.sampler.mark_used(epoch)
 
     def _batches(self, order: np.ndarray, epoch: int) -> Iterator[Any]:
         # A collate function takes a list of samples, so it needs them one by one.

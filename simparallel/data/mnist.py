@@ -164,11 +164,11 @@ class MNIST(ImageArrays):
             found = _find(places, wanted)
         if found is None:
             # One file of a pair was found: name its missing partner, instead of all places that were searched.
-            lonely = [file for place in places for file in _files(place, wanted) if file is not None]
-            if lonely:
-                missing = next(name for name in wanted if not lonely[0].name.startswith(name))
-                text = f"{lonely[0]} exists, but {missing} (or with .gz) is missing next to it."
-                raise bad_file(lonely[0], text, who=who)
+            single = [file for place in places for file in _files(place, wanted) if file is not None]
+            if single:
+                missing = next(name for name in wanted if not single[0].name.startswith(name))
+                text = f"{single[0]} exists, but {missing} (or with .gz) is missing next to it."
+                raise bad_file(single[0], text, who=who)
             text = f"{wanted[0]} and {wanted[1]} (or with .gz) are not in any of {', '.join(map(str, places))}."
             raise bad_file(places[0] / wanted[0], f"{text} Pass the right root, or download=True.", who=who)
         images, labels = read_labelled(*found)

@@ -33,7 +33,7 @@ def order_of(dataset: Any) -> dict[str, Any]:
     stage: Pipeline | None = dataset
     while stage is not None:
         if isinstance(stage, Shuffled):
-            # Each shard shuffles its own samples: other shards, or another number of them, have others left.
+            # Each shard shuffles its own samples, so the order depends on the number of shards.
             shards = _over_all_shards(source.sampler, 1)
             stages.append(f"shuffle {stage.buffer_size}" + f" in each of {shards} shards" * (shards > 1))
         elif isinstance(stage, Batched):

@@ -66,14 +66,14 @@ def buffered_order(seed: int, stream: str, count: int, buffer_size: int) -> np.n
 
 def joined(plans: Iterator[RowPlan]) -> RowPlan:
     """Concatenate several plans."""
-    stretches = list(plans)
-    if len(stretches) == 1:
-        return stretches[0]
+    pieces = list(plans)
+    if len(pieces) == 1:
+        return pieces[0]
     # Row bounds index into the plan's own samples: shift them by the samples before.
-    offsets = np.cumsum([0, *(len(plan.sample) for plan in stretches[:-1])])
+    offsets = np.cumsum([0, *(len(plan.sample) for plan in pieces[:-1])])
     shifted = [
         plan._replace(starts=plan.starts + offset, stops=plan.stops + offset)
-        for plan, offset in zip(stretches, offsets, strict=True)
+        for plan, offset in zip(pieces, offsets, strict=True)
     ]
     return RowPlan(*(np.concatenate(arrays) for arrays in zip(*shifted, strict=True)))
 
@@ -100,7 +100,7 @@ class Pipeline:
     is_batched: bool
 
     def __init__(self, child: Pipeline | None) -> None:
-        # None at the source, which overrides all that the other stages ask their child for.
+        # None for a source, which overrides every method that asks the child.
         self.child: Any = child
         self.epoch = 0
         self.is_batched = child is not None and child.is_batched

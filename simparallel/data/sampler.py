@@ -41,14 +41,14 @@ class Sampler:
     __class_getitem__: Any = classmethod(GenericAlias)
 
     def indices(self) -> np.ndarray:
-        raise TypeError(f"{type(self).__name__} defines neither indices nor __iter__")
+        raise TypeError(f"{type(self).__name__} defines neither indices nor __iter__; a Sampler needs one of them.")
 
     def remaining(self, start: int) -> np.ndarray:
         """Return `indices()` of an epoch of which `start` samples, over all ranks, are done."""
         return self.indices()[start:]
 
-    def went_on(self, epoch: int) -> None:
-        """Note that a loop over the order of this epoch went beyond its first batch."""
+    def mark_used(self, epoch: int) -> None:
+        """Note that a loop used the order of this epoch: it went beyond the first batch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings that define the order, and the number of the next epoch, as plain data."""
@@ -92,7 +92,7 @@ class Sampler:
         return (index for start in starts for index in order[start : start + 4096].tolist())
 
     def __len__(self) -> int:
-        raise TypeError(f"{type(self).__name__} does not define __len__")
+        raise TypeError(f"{type(self).__name__} does not define __len__, which a Sampler needs.")
 
 
 class SequentialSampler(Sampler):
@@ -219,15 +219,13 @@ class DistributedSampler(Sampler):
             rank = recorder.rank if recorder else 0
         who = "DistributedSampler"
         self.num_replicas = check_integer(who, "num_replicas", num_replicas, 1)
-        self.rank = check_integer(who, "rank", rank, 0)
+        self.rank = check_integer(who, "rank", rank, 0, high=self.num_replicas - 1)
         self.seed = check_integer(who, "seed", seed, 0)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.epoch = 0
         # Whether a loop over the order of this epoch went beyond its first batch.
         self._is_used = False
         self.dataset = dataset
-        if self.rank >= self.num_replicas:
-            raise InputError(f"{who}: rank={rank} is not in 0 … num_replicas - 1 = {num_replicas - 1}.")
         self.size = len(dataset)
         if self.size == 0:
             raise InputError(f"{who}: the dataset has length 0; each of {num_replicas} ranks needs a sample.")
@@ -247,10 +245,10 @@ class DistributedSampler(Sampler):
 
     def indices(self) -> np.ndarray:
         order = self.remaining(0)
-        self.went_on(self.epoch)
+        self.mark_used(self.epoch)
         return order
 
-    def went_on(self, epoch: int) -> None:
+    def mark_used(self, epoch: int) -> None:
         # A loop over an earlier epoch may end after `set_epoch`; it does not count.
         self._is_used = self._is_used or epoch == self.epoch
 

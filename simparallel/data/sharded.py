@@ -2,7 +2,7 @@
 
 Sharding is MindSpore's and PyTorch's: shard s of n gets the samples s, s + n, s + 2n, … of an order
 that all shards share. All get equally many, ceil(size / n); if the samples do not divide evenly, the order is
-extended with its own beginning, so that some samples repeat. Every rank names the same files.
+extended with its own beginning, so that some samples repeat. All ranks must name the same files.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class SourceDataset(Pipeline):
         if sampler is not None and (shuffle is not None or num_shards is not None):
             raise InputError(f"{who}: a sampler determines the order; leave out shuffle, num_shards, shard_id.")
         shards = 1 if num_shards is None else check_integer(who, "num_shards", num_shards, 1)
-        shard = 0 if shard_id is None else check_integer(who, "shard_id", shard_id, 0)
-        if shard >= shards:
-            raise InputError(f"{who}: shard_id={shard} is not in 0 … num_shards - 1 = {shards - 1}.")
+        shard = 0 if shard_id is None else check_integer(who, "shard_id", shard_id, 0, high=shards - 1)
         if len(dataset) == 0:
             raise InputError(f"{who}: there are no samples.")
         if sampler is None:
@@ -231,7 +229,7 @@ class GeneratorDataset(SourceDataset):
             samples = source() if callable(source) else source
             if not isinstance(samples, Iterable):
                 raise InputError(
-                    f"GeneratorDataset: source={source!r} has neither a length and an index nor is it iterable."
+                    f"GeneratorDataset: source={source!r} must have a length and an index, or be iterable."
                 )
             # Read once: a generator cannot be indexed, or read again in the next epoch.
             source = list(samples)

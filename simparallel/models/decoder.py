@@ -14,15 +14,15 @@ from simparallel.autograd import Tensor, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
 from simparallel.errors import InputError
-from simparallel.models.gpt import INIT_STD
-from simparallel.nn import Embedding, LayerNorm, Linear, Module, ModuleList, RMSNorm, checkpoint, init
+from simparallel.models.gpt import initialise
+from simparallel.nn import Embedding, LayerNorm, Linear, Module, ModuleList, RMSNorm, checkpoint
 
 
 class DecoderBlock(Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)).   x: (B, T, D)
 
-    The rows of `qkv` are in groups: for each head of keys its queries, the key and the value, so that a cut of the rows
-    is a cut of the heads. Those of a gated `up` are pairs of a gate and a value.
+    The rows of `qkv` are in groups: for each head of keys its queries, the key and the value, so that a slice of the
+    rows is a slice of the heads. Those of a gated `up` are pairs of a gate and a value.
 
     Args:
         decoder: has the settings.
@@ -31,12 +31,8 @@ class DecoderBlock(Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.num_groups, self.num_queries, self.head_size = decoder.num_kv_heads, decoder.num_queries, decoder.head_size
-        self.is_gated, self.has_rotary, dtype, width = (
-            decoder.is_gated,
-            not decoder.num_positions,
-            decoder.dtype,
-            decoder.width,
-        )
+        self.is_gated, self.has_rotary = decoder.is_gated, not decoder.num_positions
+        dtype, width = decoder.dtype, decoder.width
         heads = self.num_groups * self.num_queries
         self.norm1, self.norm2 = decoder.norm_of(width), decoder.norm_of(width)
         self.qkv = Linear(width, (heads + 2 * self.num_groups) * self.head_size, decoder.has_qkv_bias, dtype)
@@ -129,13 +125,7 @@ class Decoder(Module):
         self.blocks = ModuleList([DecoderBlock(self) for _ in range(num_layers)])
         self.norm = self.norm_of(width)
         self.head = None if is_tied else Linear(width, vocabulary, False, dtype)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                # Each block adds two outputs to the stream, so its variance would grow with the depth.
-                is_residual = name.endswith(("out.weight", "down.weight"))
-                init.normal_(parameter, std=INIT_STD / (2 * num_layers) ** 0.5 if is_residual else INIT_STD)
-            elif name.endswith("bias"):
-                init.zeros_(parameter)
+        initialise(self, num_layers)
 
     def norm_of(self, size: int) -> Module:
         """Return a new norm over the last dim, of this size."""

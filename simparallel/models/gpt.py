@@ -18,6 +18,17 @@ from simparallel.nn import GELU, Embedding, LayerNorm, Linear, Module, ModuleLis
 INIT_STD = 0.02
 
 
+def initialise(model: Module, num_layers: int) -> None:
+    """Draw small normal weights; those that add to the residual stream are scaled down by its depth."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            # Each block adds two outputs to the stream, so its variance would grow with the depth.
+            is_residual = name.endswith(("out.weight", "down.weight"))
+            init.normal_(parameter, std=INIT_STD / (2 * num_layers) ** 0.5 if is_residual else INIT_STD)
+        elif name.endswith("bias"):
+            init.zeros_(parameter)
+
+
 class Block(Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)).   x: (B, T, D)"""
 
@@ -67,17 +78,7 @@ class GPT(Module):
         self.tokens, self.positions = Embedding(vocabulary, width), Embedding(length, width)
         self.blocks = ModuleList([Block(width, num_heads) for _ in range(num_layers)])
         self.norm = LayerNorm(width)
-        self._initialise(num_layers)
-
-    def _initialise(self, num_layers: int) -> None:
-        """Draw small normal weights; those that add to the residual stream are scaled down by its depth."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                # Each block adds two outputs to the stream, so its variance would grow with the depth.
-                is_residual = name.endswith(("out.weight", "down.weight"))
-                init.normal_(parameter, std=INIT_STD / (2 * num_layers) ** 0.5 if is_residual else INIT_STD)
-            elif name.endswith("bias"):
-                init.zeros_(parameter)
+        initialise(self, num_layers)
 
     def forward(self, tokens: Any) -> Tensor:
         tokens = as_tensor(tokens)

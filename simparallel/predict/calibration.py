@@ -24,17 +24,7 @@ from simparallel.base.units import format_seconds
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_gpu_file, this_host_file
 from simparallel.machine.presets import THIS_GPU
-from simparallel.predict import measuring
-from simparallel.predict.fitting import (
-    facts,
-    fingerprint,
-    fit_link,
-    fit_ops,
-    fit_sharing,
-    op_errors,
-    program_errors,
-    residual_lines,
-)
+from simparallel.predict import fitting, measuring
 from simparallel.predict.measuring import OPS, PROGRAMS, Sample
 from simparallel.runtime.launcher.launch import Cluster
 
@@ -63,15 +53,15 @@ def describe_host(
         messages: size [bytes] -> time [s].
     """
     samples = [sample for program in programs for sample in program]
-    costs = fit_ops(samples)
+    costs = fitting.fit_ops(samples)
     measured: dict[str, dict[int, LinkSpec]] = {}
     collective_errors = []
     for (op, count), times in collectives.items():
         sizes = sorted(times)
         held = sizes[2::3]
-        blind = fit_link({size: times[size] for size in sizes if size not in held})
+        blind = fitting.fit_link({size: times[size] for size in sizes if size not in held})
         collective_errors += [log(times[size] / blind.time_s(size)) for size in held]
-        measured.setdefault(op, {})[count] = fit_link(times)
+        measured.setdefault(op, {})[count] = fitting.fit_link(times)
     mean = {count: exp(float(np.mean(np.log(found)))) for count, found in slowdowns.items()}
     large = [sample for sample in samples if sample.size_bytes > 1 << 20]
     device = DeviceSpec(
@@ -89,14 +79,14 @@ def describe_host(
     return ClusterSpec(
         1,
         device,
-        fit_link(messages),
+        fitting.fit_link(messages),
         name="this-host",
-        sharing=fit_sharing(mean),
+        sharing=fitting.fit_sharing(mean),
         measured=measured,
-        calibration=facts(
-            fingerprint(),
-            operation=op_errors(samples, costs),
-            program=program_errors(programs),
+        calibration=fitting.facts(
+            fitting.fingerprint(),
+            operation=fitting.op_errors(samples, costs),
+            program=fitting.program_errors(programs),
             sharing=(log(each / mean[count]) for count, found in slowdowns.items() for each in found),
             collective=collective_errors,
         ),
@@ -115,8 +105,8 @@ def calibrate(
 ) -> ClusterSpec:
     """Measure this host, and write the description that `cluster="this-host"` then names; or its GPU: "this-gpu".
 
-    Each rank computes in one BLAS thread. All is measured in several rounds, of which the quietest counts: other
-    programs on the machine can only slow it down. There is a limit of time, which is told first: on a slow machine the
+    Each rank computes in one BLAS thread. Everything is measured in several rounds, and the shortest time counts: other
+    programs on the machine can only slow a measurement down. The time limit is printed first; on a slow machine the
     measurements are shorter and fewer, and the last lines say which.
 
     Args:
@@ -258,8 +248,8 @@ def _keyed(cluster: Cluster, keys: list[Key], over: Callable[..., float], *call:
 def summed_up(found: Iterable[Mapping[Key, float]]) -> tuple[dict[int, list[float]], Collectives, dict[int, float]]:
     """Return slowdowns, collectives and messages for `describe_host` from the times of all measurements.
 
-    Of each time the shortest counts. The wait for ranks that still compute is added to collectives, because calls in a
-    row do not show it.
+    Of all rounds the shortest time counts. The wait for ranks that still compute is added to collectives, because
+    calls in a row do not show it.
     """
     times: dict[Key, float] = {}
     for each in found:
@@ -310,6 +300,6 @@ def table(spec: ClusterSpec) -> str:
     lines = [
         f"{spec.name}, {told['date']}: " + ", ".join(f"{key} {value}" for key, value in told["machine"].items()),
         f"{len(device.op_costs)} operations in {shapes} shapes{ranks}",
-        *residual_lines(spec),
+        *fitting.residual_lines(spec),
     ]
     return "\n".join(lines)

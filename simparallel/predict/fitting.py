@@ -28,7 +28,7 @@ from simparallel.predict.measuring import Sample
 # A relative error from which on a time counts as an outlier: its weight falls with the error (Huber 1964).
 _OUTLIER = 0.1
 _ITERATIONS = 12
-# Errors below this are noise: they do not pay for another segment.
+# Errors below this are noise, and do not justify another segment.
 _NOISE = 0.03
 _MOST_SEGMENTS = 4
 
@@ -83,9 +83,9 @@ def fit_ops(samples: Iterable[Sample]) -> dict[str, OpCost]:
 
 
 def fit_link(times: Mapping[int, float]) -> LinkSpec:
-    """Fit latency and bandwidth to size [bytes] -> time [s], in as many segments of sizes as pay for themselves.
+    """Fit latency and bandwidth to size [bytes] -> time [s], in segments of sizes.
 
-    The segments are those with the smallest Bayesian information criterion (Schwarz 1978); each has two sizes or more.
+    The segments minimise the Bayesian information criterion (Schwarz 1978); each has two sizes or more.
     """
     sizes = sorted(times)
     count = len(sizes)

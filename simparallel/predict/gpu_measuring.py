@@ -29,18 +29,8 @@ from simparallel.autograd import Tensor
 from simparallel.clock.memory import NullAccount
 from simparallel.clock.recorder import WorkPrice, use_recorder
 from simparallel.machine.device import COPY, READ
-from simparallel.predict.measuring import (
-    NS_PER_S,
-    Sample,
-    Step,
-    Stopwatch,
-    Text,
-    Workload,
-    dense,
-    filters,
-    residual,
-    training,
-)
+from simparallel.predict import measuring
+from simparallel.predict.measuring import Sample, Workload
 
 # Rows and columns of the products of a head start.
 HEAD_SIZE = 2048
@@ -82,8 +72,8 @@ class Measurement(NamedTuple):
     step_s: float
 
 
-class _Row(NamedTuple):
-    """An operation as it ran once.
+class _Execution(NamedTuple):
+    """One execution of an operation.
 
     Attributes:
         step: number of its step.
@@ -103,14 +93,14 @@ class _Row(NamedTuple):
     is_late: bool
 
 
-class GpuStopwatch(Stopwatch):
+class GpuStopwatch(measuring.Stopwatch):
     """A stopwatch with the clocks of the interpreter and of a GPU. It records nothing before `start`.
 
     Args:
         gpu: the GPU of the thread.
     """
 
-    # A test has a clock of its own.
+    # Tests replace the clock.
     now_ns: Callable[[], int] = staticmethod(perf_counter_ns)
 
     def __init__(self, gpu: Gpu) -> None:
@@ -118,12 +108,12 @@ class GpuStopwatch(Stopwatch):
         self.memory = NullAccount()
         self.home = gpu.home
         self._gpu = gpu
-        self._found: list[_Row] | None = None
+        self._found: list[_Execution] | None = None
         self._head: Callable[[], object] | None = None
         self._last: Any = None
         self._resumed_ns = 0
 
-    def start(self, head: Callable[[], object] | None) -> list[_Row]:
+    def start(self, head: Callable[[], object] | None) -> list[_Execution]:
         """Record operations from now on; return the list that gets them.
 
         Args:
@@ -164,7 +154,7 @@ class GpuStopwatch(Stopwatch):
             self._last = self._gpu.mark(self._gpu.compute, timed=True)
         assert self._found is not None
         gap_ns = max(0, began_ns - self._resumed_ns)
-        self._found.append(_Row(self.step, work, now_ns - self._resumed_ns, gap_ns, first, self._last, is_late))
+        self._found.append(_Execution(self.step, work, now_ns - self._resumed_ns, gap_ns, first, self._last, is_late))
         if is_late:
             self._give_head_start()
         # The stopwatch's own time counts for no operation.
@@ -175,7 +165,7 @@ class GpuStopwatch(Stopwatch):
         self._head()
         self._last = self._gpu.mark(self._gpu.compute, timed=True)
         if self._last.done:
-            # The device, a stand-in, ends all work before it returns: nothing gets ahead of it.
+            # A simulated device finishes its work before it returns, so the interpreter cannot run ahead of it.
             self._head = lambda: None
 
 
@@ -183,7 +173,7 @@ def measured(program: Workload, gpu: Gpu, watch: GpuStopwatch | None = None) -> 
     """Measure the training step of a program on a GPU, which is the one of this thread."""
     watch = watch or GpuStopwatch(gpu)
     with use_recorder(watch):
-        step = training(program, read=watch.read_loss)
+        step = measuring.training(program, read=watch.read_loss)
         _repeat(step, WARM_STEPS)
         step_s = elapsed_s(gpu, partial(_repeat, step, STEPS)) / STEPS
         plain = watch.start(None)
@@ -195,14 +185,14 @@ def measured(program: Workload, gpu: Gpu, watch: GpuStopwatch | None = None) -> 
     return Measurement(timed(plain, ahead, partial(_between_s, gpu)), step_s)
 
 
-def _repeat(step: Step, count: int) -> None:
+def _repeat(step: measuring.Step, count: int) -> None:
     for _ in range(count):
         step()
 
 
-def _host_s(rows: Sequence[_Row]) -> float:
+def _host_s(rows: Sequence[_Execution]) -> float:
     """Return the interpreter's time of a step [s]."""
-    return sum(row.host_ns for row in rows) / STEPS / NS_PER_S
+    return sum(row.host_ns for row in rows) / STEPS / measuring.NS_PER_S
 
 
 def _between_s(gpu: Gpu, first: Any, last: Any) -> float:
@@ -236,7 +226,9 @@ def head_start(gpu: Gpu, seconds: float) -> Callable[[], object]:
 
 
 def timed(
-    plain: Sequence[_Row], ahead: Sequence[_Row], between_s: Callable[[Any, Any], float] = lambda a, b: b - a
+    plain: Sequence[_Execution],
+    ahead: Sequence[_Execution],
+    between_s: Callable[[Any, Any], float] = lambda a, b: b - a,
 ) -> list[Timed]:
     """Return the operations of a step, with the medians of their times.
 
@@ -246,7 +238,7 @@ def timed(
         between_s: returns the time [s] between two events.
     """
     steps, others = ([list(rows) for _, rows in groupby(found, key=lambda row: row.step)] for found in (plain, ahead))
-    hosts = np.median([_host_times(rows) for rows in steps], axis=0) / NS_PER_S
+    hosts = np.median([_host_times(rows) for rows in steps], axis=0) / measuring.NS_PER_S
     devices = np.median([[between_s(row.first, row.last) for row in rows] for rows in others], axis=0)
     late = np.mean([[row.is_late for row in rows] for rows in others], axis=0)
     # Also a view's events are some time apart.
@@ -260,7 +252,7 @@ def timed(
     return without_waits(ops)
 
 
-def _host_times(rows: Sequence[_Row]) -> list[int]:
+def _host_times(rows: Sequence[_Execution]) -> list[int]:
     """Return the interpreter's times [ns] of a step; the time between two steps belongs to the optimizer."""
     times = [row.host_ns for row in rows]
     times[0] -= rows[0].gap_ns
@@ -272,7 +264,7 @@ def without_waits(ops: Sequence[Timed]) -> list[Timed]:
     """Return operations whose interpreter's times are without the waits for the GPU."""
     device_s = host_s = 0.0
     found: list[Timed] = []
-    # In the first step nothing has been left by a step before.
+    # Twice: the first step begins with an idle GPU, the second one with the work that the first has left.
     for number, op in enumerate((*ops, *ops)):
         wait_s = max(0.0, device_s - host_s) if op.waits else 0.0
         if number >= len(ops):
@@ -308,7 +300,7 @@ def copies(gpu: Gpu, sizes: Sequence[int] = COPY_SIZES) -> list[Sample]:
             start_ns = perf_counter_ns()
             gpu.home(array, False)
             times.append(perf_counter_ns() - start_ns)
-        found.append(Sample(COPY, 0, size, 1, max(float(np.median(times)) / NS_PER_S, LEAST_S)))
+        found.append(Sample(COPY, 0, size, 1, max(float(np.median(times)) / measuring.NS_PER_S, LEAST_S)))
     return found
 
 
@@ -332,21 +324,21 @@ def _gpt(vocabulary: int, length: int, width: int, heads: int, layers: int, batc
 
 # From steps that wait for the interpreter to steps of 0.1 s on an H100, in at most 16 GB.
 PROGRAMS = (
-    Workload(partial(dense, (784, 256, 10)), (64, 784), optimizer=_SGD),
-    Workload(partial(dense, (512, 512, 512, 100)), (128, 512), optimizer=_ADAM),
-    Workload(partial(dense, (1024, 2048, 1024, 10)), (512, 1024), optimizer=_MOMENTUM),
-    Workload(partial(dense, (2048, 4096, 2048, 1000)), (2048, 2048), optimizer=_ADAMW),
-    Workload(partial(dense, (4096, 8192, 4096, 100)), (8192, 4096), optimizer=_SGD),
+    Workload(partial(measuring.dense, (784, 256, 10)), (64, 784), optimizer=_SGD),
+    Workload(partial(measuring.dense, (512, 512, 512, 100)), (128, 512), optimizer=_ADAM),
+    Workload(partial(measuring.dense, (1024, 2048, 1024, 10)), (512, 1024), optimizer=_MOMENTUM),
+    Workload(partial(measuring.dense, (2048, 4096, 2048, 1000)), (2048, 2048), optimizer=_ADAMW),
+    Workload(partial(measuring.dense, (4096, 8192, 4096, 100)), (8192, 4096), optimizer=_SGD),
     Workload(models.lenet5, (32, 1, 28, 28), optimizer=_SGD),
     Workload(models.lenet5, (512, 1, 28, 28), optimizer=_SGD),
-    Workload(partial(filters, (3, 32, 64), 5, 256, 32), (128, 3, 32, 32), optimizer=_MOMENTUM),
-    Workload(partial(filters, (1, 64, 128), 3, 512, 32), (1024, 1, 32, 32), optimizer=_ADAM),
-    Workload(partial(residual, (3, 64, 128, 256, 512)), (16, 3, 64, 64), optimizer=_MOMENTUM),
-    Workload(partial(residual, (3, 64, 128, 256)), (128, 3, 64, 64), optimizer=_SGD),
+    Workload(partial(measuring.filters, (3, 32, 64), 5, 256, 32), (128, 3, 32, 32), optimizer=_MOMENTUM),
+    Workload(partial(measuring.filters, (1, 64, 128), 3, 512, 32), (1024, 1, 32, 32), optimizer=_ADAM),
+    Workload(partial(measuring.residual, (3, 64, 128, 256, 512)), (16, 3, 64, 64), optimizer=_MOMENTUM),
+    Workload(partial(measuring.residual, (3, 64, 128, 256)), (128, 3, 64, 64), optimizer=_SGD),
     Workload(partial(models.resnet18, 100), (32, 3, 160, 160), optimizer=_MOMENTUM),
     *(Workload(partial(models.resnet50, 100), (n, 3, side, side), optimizer=_SGD) for n, side in ((8, 128), (32, 224))),
-    Workload(partial(Text, 512, 128, 4, 512, 2), (8, 64), 512, _ADAM),
-    Workload(partial(Text, 1000, 768, 12, 3072, 2), (8, 256), 1000, _ADAMW),
+    Workload(partial(measuring.Text, 512, 128, 4, 512, 2), (8, 64), 512, _ADAM),
+    Workload(partial(measuring.Text, 1000, 768, 12, 3072, 2), (8, 256), 1000, _ADAMW),
     _gpt(256, 64, 128, 4, 4, 16),
     _gpt(256, 256, 512, 8, 3, 16),
     _gpt(512, 512, 768, 12, 3, 8),

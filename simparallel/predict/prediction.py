@@ -9,6 +9,7 @@ from itertools import chain
 from math import exp
 from typing import TYPE_CHECKING, Any
 
+from simparallel.base.checks import check_integer
 from simparallel.base.html import table
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_seconds
@@ -53,7 +54,7 @@ class Prediction:
         self.cluster, self.world_size = cluster, cluster.world_size
         first = alike(events, [outcome.rank for outcome in outcomes])
         self.stands_for = [first[rank] for rank in stands_for]
-        # Alike ranks may send different numbers of bytes: the root of a broadcast, and its last receiver.
+        # Ranks of one class may send different numbers of bytes: the root of a broadcast, and its last receiver.
         self._weights = Counter(stands_for)
         self.classes = dict(sorted(Counter(self.stands_for).items()))
         self.trace = Trace(events, cluster, name="prediction", totals=totals)
@@ -150,8 +151,7 @@ class Prediction:
         return at_peak_ps / PS_PER_S / self.makespan_s if self.makespan_s else 0.0
 
     def _events_of(self, rank: int) -> list[Event]:
-        if not 0 <= rank < self.world_size:
-            raise InputError(f"rank {rank} is not one of the {self.world_size} ranks of the prediction.")
+        check_integer("Prediction", "rank", rank, high=self.world_size - 1)
         return [event for event in self.trace.events if event.rank == self.stands_for[rank]]
 
     def phases(self, rank: int = 0) -> dict[str, float]:

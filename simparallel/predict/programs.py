@@ -166,7 +166,7 @@ class WorkRecorder(Recorder):
 
 
 class NotedTime(int):
-    """A time [ps] that knows at the end of which action of a program it is.
+    """A time [ps], with the action of a program that ends at it.
 
     Attributes:
         action: number of the action.
@@ -211,7 +211,7 @@ class NotingLauncher(Launcher):
 class ProgramRecorder(WorkRecorder):
     """A recorder that also notes the program of its rank: what is issued when, and what the program waits for.
 
-    Its moments are `NotedTime`s, which tell what to note where they are waited for.
+    Its times are `NotedTime`s, so a wait for one of them knows the action that it waits for.
 
     Attributes:
         program: the actions of the rank.

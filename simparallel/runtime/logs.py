@@ -93,11 +93,11 @@ class LogFiles:
     def rank_fds(self) -> list[int]:
         return self.fds[1:]
 
-    def words_of_host(self) -> str:
+    def output_of_host(self) -> str:
         """Return the first 4000 bytes of the host's output."""
         return os.pread(self.host_fd, 4000, len(self._head)).decode(errors="replace").strip()
 
-    def words_of_rank(self, rank: int) -> str:
+    def output_of_rank(self, rank: int) -> str:
         """Return the first 4000 bytes of a rank's output."""
         return os.pread(self.rank_fds[rank], 4000, 0).decode(errors="replace").strip()
 

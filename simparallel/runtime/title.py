@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 from pathlib import Path
+
+from simparallel.base.system import process_fields
 
 NAME_BYTES = 15
 
@@ -28,12 +29,8 @@ def set_title(text: str) -> None:
 
     Call it only after the process has read its arguments: in the host, and in the devices forked from it.
     """
-    if sys.platform != "linux":
-        return
-    try:
-        with open("/proc/self/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-    except OSError:
+    fields = process_fields("self")
+    if not fields:
         return
     # Fields arg_start and arg_end of proc(5), 0 if the kernel hides them.
     start, end = int(fields[45]), int(fields[46])

@@ -164,8 +164,8 @@ def _counted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[A
     return value, counter.calls
 
 
-class _Explicit:
-    """Makes implicit redistributions errors on all ranks; see `launch.Around`."""
+class _RedistributionBan:
+    """Turn implicit redistributions into errors on all ranks, see `launch.Around`."""
 
     def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return partial(_explicit, function)
@@ -193,5 +193,5 @@ def expect_no_redistribution() -> Iterator[None]:
         ...     sp.launch(lambda: relu(np.ones((4, 2))).shape, world_size=2, transport="inline")
         [(4, 2), (4, 2)]
     """
-    with explicit_redistribution(), running(_Explicit()):
+    with explicit_redistribution(), running(_RedistributionBan()):
         yield

@@ -29,7 +29,7 @@ _MIN_NUMBERS = 4
 
 
 class Tolerance(NamedTuple):
-    """How much two arrays may differ: `atol` + `rtol` times the largest number in them; None for those of the dtype."""
+    """How much two arrays may differ: `atol` + `rtol` times the largest number in them; None: the dtype's defaults."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -127,7 +127,7 @@ def first_difference(
 def first_layer(
     one: Mapping[str, np.ndarray], ranks: Sequence[Mapping[str, np.ndarray]], tolerance: Tolerance
 ) -> str | None:
-    """Return the first layer whose output differs, and that of each layer around it; None if there is none.
+    """Return the first layer whose output differs, as do those of the layers that contain it; None if there is none.
 
     Outputs of another shape, such as those of layers that are cut, are not compared.
     """

@@ -143,8 +143,8 @@ def _check_training(
         if case:
             return  # the drawn batch has no equal parts
         raise InputError(
-            f"assert_equivalent: a batch of {len(values[0])} has no {world_size} equal parts, and the mean of means of "
-            "unequal parts is not the mean of the batch."
+            f"assert_equivalent: a batch of {len(values[0])} samples is not divisible by {world_size} ranks, and the "
+            "mean of means of unequal parts is not the mean of the batch."
         )
     one = _run_alone(training)
     training = replace(

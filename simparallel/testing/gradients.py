@@ -143,7 +143,7 @@ def _reverse_mode(result: Tensor, cotangent: np.ndarray) -> dict[int, np.ndarray
     def keep(leaf: Tensor, gradient: Any) -> None:
         found[id(leaf)] = np.asarray(gradient)
 
-    # Without a tape, as after `detach` in fn, the gradients count as zero, which nonzero differences prove wrong.
+    # Without a graph, as after `detach` in fn, gradients count as zero, so nonzero differences are an error.
     if result.requires_grad:
         run_backward(result, cotangent, keep)
     return found

@@ -1,6 +1,6 @@
 """Leak checks: compare a process's resources before and after a block.
 
-Systems without /proc tell of threads and temporary files alone.
+Without /proc, only threads and temporary files are compared.
 Processes are found in two ways: as descendants of this one, and by a mark in the environment that everything started
 from here inherits, so that orphans are found, too.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
 
-from simparallel.base.system import KILL, usable_cores
+from simparallel.base.system import KILL, process_fields, usable_cores
 
 MARK = "SIMPARALLEL_TEST_MARK"
 
@@ -34,11 +34,8 @@ def _names(folder: str) -> list[str]:
 
 def _stat(pid: int) -> tuple[int, str] | None:
     """Return (parent, start time) of a process; None if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1]), fields[19]
+    fields = process_fields(pid)
+    return (int(fields[1]), fields[19]) if fields else None
 
 
 def marked(mark: str) -> set[int]:

@@ -39,7 +39,7 @@ class Pools:
         self._ranks: dict[Any, Ranks] = {}
 
     def ranks(self, transport: str | None, **settings: Any) -> Ranks:
-        """Return the ranks of a transport with these settings of `Cluster`."""
+        """Return the warm ranks with this transport and these settings of `Cluster`; make them if there are none."""
         key = transport, repr(sorted(settings.items()))
         if key not in self._ranks:
             self._ranks[key] = _TestRanks(transport, **{"echo": True, **settings})
@@ -91,7 +91,7 @@ def _checked(item: pytest.Function, marker: pytest.Mark) -> tuple[int, dict[str,
 
 
 class _TestRanks(Ranks):
-    """Ranks that run functions of test modules apart from each other, and print the rank before each line of output."""
+    """Ranks for tests: each run is in a fork of their processes, and each line of output begins with the rank."""
 
     def cluster(self, world_size: int, **settings: Any) -> Cluster:
         cluster = super().cluster(world_size, **settings)

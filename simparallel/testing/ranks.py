@@ -12,7 +12,7 @@ class Ranks:
     """Ranks of one transport, which stay warm between tests.
 
     The first run of a size starts its ranks; with processes that takes half a second. Later runs take some
-    milliseconds. A process keeps what a function changes in it, but not those of the pytest plugin.
+    milliseconds. What a function changes in a process lasts until later runs, except in the pytest plugin's ranks.
 
     Args:
         transport: "shm" (processes) or "inline" (threads, which start anew with each run); None as in `Cluster`.

@@ -231,7 +231,7 @@ class _DataParallel(_Plain):
 
 
 class _Automatic(_Plain):
-    """A step under `AutoParallel`; arguments get their layouts inside it, so the gradients of inputs stay there."""
+    """A step under `AutoParallel`, which cuts the inputs itself; gradients of inputs are not compared."""
 
     def __init__(self, training: TrainingRun, model: Module) -> None:
         super().__init__(replace(training, output_size=0), model)

@@ -196,7 +196,9 @@ def _read_event(row: Any, number: int) -> Event:
         kind = str if field in _TEXTS else int
         # `_fits` compares exact types: isinstance would accept `true` as an int.
         if not all(_fits(item, kind) for item in (value if field in _LISTS else [value])):
-            raise InputError(f"traceEvents[{number}]: {field}={value!r} in {_short(row)}")
+            expected = "string" if kind is str else "64-bit integer"
+            expected = f"a list of {expected}s" if field in _LISTS else f"a {expected}"
+            raise InputError(f"traceEvents[{number}]: {field}={value!r} must be {expected}, in {_short(row)}")
     return Event(**values)
 
 

@@ -1,4 +1,4 @@
-"""Line up two traces of one program: a run beside its prediction, or two predictions."""
+"""Compare two traces of one program: a run beside its prediction, or two predictions."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from simparallel.trace import metrics
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("model.js", "picture.js", "controls.js")
+_NUMBERS = ("step", "seq", "flops", "size_bytes", "sent_bytes")
 
 
 def dumps(
@@ -43,9 +44,7 @@ def dumps(
         measured: how wall times were measured.
     """
     # "<" only occurs in texts of JSON; as an escape it cannot end the script element, whatever the texts are.
-    data = json.dumps(
-        {**_data(events, totals, title, notes), "measured": measured}, separators=(",", ":"), allow_nan=False
-    )
+    data = json.dumps(_data(events, totals, title, notes, measured), separators=(",", ":"), allow_nan=False)
     parts = _page()
     return "".join((parts[0], escaped(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
 
@@ -62,7 +61,7 @@ def _page() -> tuple[str, str, str]:
 
 
 def _data(
-    events: Sequence[Event], totals: Mapping[tuple[int, int], Totals], title: str, notes: Sequence[str]
+    events: Sequence[Event], totals: Mapping[tuple[int, int], Totals], title: str, notes: Sequence[str], measured: str
 ) -> dict[str, Any]:
     # Drawing is optional, and its modules are slow to import.
     from simparallel.view.bars import COLORS, HATCHED, OTHER_COLOR, SHOWN_NAMES
@@ -93,6 +92,7 @@ def _data(
         "notes": list(notes),
         "path": [place[index] for index in path],
         "path_text": _path_text([events[place[index]] for index in path]),
+        "measured": measured,
     }  # fmt: skip
 
 
@@ -105,7 +105,13 @@ class _Numbers(dict[Any, int]):
 
 
 def _columns(events: Sequence[Event], rows: Mapping[Any, int], kinds: Sequence[str]) -> dict[str, Any]:
-    names, layers, algorithms, groups = _Numbers(), _Numbers({"": 0}), _Numbers({"": 0}), _Numbers({(): 0})
+    # The events have the numbers of these values, which the page has once.
+    numbered = {
+        "name": _Numbers(),
+        "layer": _Numbers({"": 0}),
+        "algorithm": _Numbers({"": 0}),
+        "group": _Numbers({(): 0}),
+    }
     number_of_kind = {kind: number for number, kind in enumerate(kinds)}
     calls = [-1] * len(events)
     for number, members in enumerate(found for found in communications(events) if len(found) > 1):
@@ -114,13 +120,9 @@ def _columns(events: Sequence[Event], rows: Mapping[Any, int], kinds: Sequence[s
     columns = {
         "row": [rows[event.lane] for event in events],
         "kind": [number_of_kind[event.kind] for event in events],
-        "name": [names[event.name] for event in events],
-        "layer": [layers[event.layer] for event in events],
-        "group": [groups[event.group] for event in events],
-        "algorithm": [algorithms[event.algorithm] for event in events],
+        **{field: [numbers[getattr(event, field)] for event in events] for field, numbers in numbered.items()},
         "call": calls,
-        **{field: [getattr(event, field) for event in events] for field in ("step", "seq", "flops", "size_bytes")},
-        "sent_bytes": [event.sent_bytes for event in events],
+        **{field: [getattr(event, field) for event in events] for field in _NUMBERS},
         "sim_start": _differences([event.sim_start_ps for event in events]),
         "sim_span": [event.sim_end_ps - event.sim_start_ps for event in events],
         "wall_start": _differences([event.wall_start_ns for event in events]),
@@ -128,10 +130,7 @@ def _columns(events: Sequence[Event], rows: Mapping[Any, int], kinds: Sequence[s
     }
     return {
         "columns": {name: _packed(values) for name, values in columns.items()},
-        "names": list(names),
-        "layers": list(layers),
-        "algorithms": list(algorithms),
-        "groups": list(groups),
+        **{f"{field}s": list(numbers) for field, numbers in numbered.items()},
     }
 
 
@@ -176,10 +175,10 @@ def _memory(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _shares(events: Sequence[Event], totals: Mapping[tuple[int, int], Totals]) -> dict[str, Any]:
-    """Return how each rank's first device spent its time, as shares of the time of all ranks, by each clock.
+    """Return for each clock how each rank's first device spent its time, as shares of the makespan.
 
-    Simulated shares are those of the whole run. Wall shares are those of the steps with events, and what is neither
-    computing nor communication is the interpreter's time, not that of a device that waits.
+    On the simulated clock the makespan is that of the whole run. On the wall clock it is the time of the recorded
+    steps, and what is neither computing nor communication is the interpreter's time: "other", not "idle".
     """
     # Drawing is optional, and its modules are slow to import.
     from simparallel.view.timeline import step_spans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simparallel.base.units import si_scale
@@ -11,42 +11,28 @@ from simparallel.machine.cluster import PS_PER_S
 
 NS_PER_S = 10**9
 
-# (heading, key of the summary, base unit)
-_COLUMNS = (
-    ("rank", "rank", None),
-    ("device", "device", None),
-    ("steps", "steps", None),
-    ("compute", "compute_time_s", "s"),
-    ("comm", "communication_time_s", "s"),
-    ("exposed", "exposed_communication_s", "s"),
-    ("idle", "idle_time_s", "s"),
-    ("wall compute", "wall_compute_s", "s"),
-    ("wall comm", "wall_communication_s", "s"),
-    ("sent", "sent_bytes", "B"),
-    ("work", "flops", "flop"),
+# (heading, key of the summary, base unit, value from the totals and the makespan [ps])
+_COLUMNS: tuple[tuple[str, str, str | None, Callable[[Totals, int], float]], ...] = (
+    ("steps", "steps", None, lambda one, _: one.steps),
+    ("compute", "compute_time_s", "s", lambda one, _: one.compute_ps / PS_PER_S),
+    ("comm", "communication_time_s", "s", lambda one, _: one.communication_ps / PS_PER_S),
+    # busy is the union of compute and communication, so the difference is communication without compute.
+    ("exposed", "exposed_communication_s", "s", lambda one, _: (one.busy_ps - one.compute_ps) / PS_PER_S),
+    ("idle", "idle_time_s", "s", lambda one, span_ps: (span_ps - one.busy_ps) / PS_PER_S),
+    ("wall compute", "wall_compute_s", "s", lambda one, _: one.wall_compute_ns / NS_PER_S),
+    ("wall comm", "wall_communication_s", "s", lambda one, _: one.wall_communication_ns / NS_PER_S),
+    ("sent", "sent_bytes", "B", lambda one, _: one.sent_bytes),
+    ("work", "flops", "flop", lambda one, _: one.flops),
 )
-_WALL_TIMES = tuple(key for _, key, _ in _COLUMNS if key.startswith("wall"))
-_SIMULATED_TIMES = tuple(key for _, key, unit in _COLUMNS if unit == "s" and key not in _WALL_TIMES)
+_WALL_TIMES = tuple(key for _, key, *_ in _COLUMNS if key.startswith("wall"))
+_SIMULATED_TIMES = tuple(key for _, key, unit, _ in _COLUMNS if unit == "s" and key not in _WALL_TIMES)
 
 
 def summarize(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:
     """Return one row per rank and device; `Trace.summary` documents the keys."""
     span_ps = makespan_ps(totals)
     return [
-        {
-            "rank": rank,
-            "device": device,
-            "steps": one.steps,
-            "compute_time_s": one.compute_ps / PS_PER_S,
-            "communication_time_s": one.communication_ps / PS_PER_S,
-            # busy is the union of compute and communication, so the difference is communication without compute.
-            "exposed_communication_s": (one.busy_ps - one.compute_ps) / PS_PER_S,
-            "idle_time_s": (span_ps - one.busy_ps) / PS_PER_S,
-            "wall_compute_s": one.wall_compute_ns / NS_PER_S,
-            "wall_communication_s": one.wall_communication_ns / NS_PER_S,
-            "sent_bytes": one.sent_bytes,
-            "flops": one.flops,
-        }
+        {"rank": rank, "device": device, **{key: value(one, span_ps) for _, key, _, value in _COLUMNS}}
         for (rank, device), one in totals.items()
     ]
 
@@ -76,9 +62,8 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     All simulated times share one unit, all measured times another. Devices are shown only if a rank has several.
     """
     columns = []
-    for heading, key, unit in _COLUMNS:
-        if key == "device" and not any(row["device"] for row in rows):
-            continue
+    numbered = [("rank", "rank", None), *[("device", "device", None)] * any(row["device"] for row in rows)]
+    for heading, key, unit in (*numbered, *(column[:3] for column in _COLUMNS)):
         texts, unit_text = [str(row[key]) for row in rows], ""
         if unit is not None:
             is_time = unit == "s"

@@ -347,7 +347,7 @@ class Trace:
         return Path(path)
 
     def critical_path(self) -> list[Event]:
-        """Return the events that the simulated time consists of, in order: the run is faster only if one is shorter.
+        """Return the events of the critical path, in order: the simulated run is faster only if one of them is shorter.
 
         Each event waited for the one before it: on its stream, on another stream of its device, on another rank through
         a collective or a message. Where steps were not kept, or a rank's interpreter was late, there are gaps.
@@ -434,7 +434,8 @@ class Trace:
         Raises:
             InputError: no event has the live memory, or unknown clock.
         """
-        from simparallel.view import plot_memory  # see `timeline`
+        # Drawing is optional and slow to import.
+        from simparallel.view import plot_memory
 
         events = [event for event in self.select(steps=steps, ranks=rank).events if event.device == device]
         where = f"rank {rank}" + f", sim:{device}" * (len(self.devices(rank)) > 1)
@@ -449,7 +450,7 @@ class Trace:
     def frame(self) -> str:
         """Return the timeline as an HTML frame for a notebook.
 
-        With more than 5,000 events, which would make a notebook large, it is a sentence on `html(path)` instead.
+        Above 5,000 events it is a hint to call `html(path)`, because the frame would make the notebook large.
         """
         if not self.events:
             return ""

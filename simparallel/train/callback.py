@@ -131,22 +131,22 @@ class Callback:
         """Run after an evaluation."""
 
     def begin(self, run_context: RunContext) -> None:
-        """Run as `on_train_begin`, whose older name this is."""
+        """Run at the same point as `on_train_begin`; its older name."""
 
     def epoch_begin(self, run_context: RunContext) -> None:
-        """Run as `on_train_epoch_begin`, whose older name this is."""
+        """Run at the same point as `on_train_epoch_begin`; its older name."""
 
     def step_begin(self, run_context: RunContext) -> None:
-        """Run as `on_train_step_begin`, whose older name this is."""
+        """Run at the same point as `on_train_step_begin`; its older name."""
 
     def step_end(self, run_context: RunContext) -> None:
-        """Run as `on_train_step_end`, whose older name this is."""
+        """Run at the same point as `on_train_step_end`; its older name."""
 
     def epoch_end(self, run_context: RunContext) -> None:
-        """Run as `on_train_epoch_end`, whose older name this is."""
+        """Run at the same point as `on_train_epoch_end`; its older name."""
 
     def end(self, run_context: RunContext) -> None:
-        """Run as `on_train_end`, whose older name this is."""
+        """Run at the same point as `on_train_end`; its older name."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs to continue unchanged: plain data and arrays."""

@@ -187,7 +187,7 @@ class EarlyStopping(Callback):
         if value is None:
             return
         self.wait += 1
-        # Results below the baseline are kept as the best ones, but do not reset the patience.
+        # A new best result that does not pass the baseline does not reset the patience.
         if self._is_better(value, self.best):
             self.best = value
             if self.restore_best_weights:

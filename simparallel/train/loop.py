@@ -230,7 +230,7 @@ class Training:
         return TensorSlice((get_world_size(self.saving_group), 2), (slice(rank, rank + 1), slice(0, 2)), row)
 
     def _own_losses(self, saved: Any) -> np.ndarray:
-        """Return this rank's row; on another number of ranks the mean of all rows, so that a step counts as one."""
+        """Return this rank's row; on another number of ranks the mean of all rows, so that each step counts once."""
         if isinstance(saved, TensorSlice):
             # Our own state_dict(), in a roll-back.
             saved = saved.array[0]

@@ -121,7 +121,9 @@ class Model:
             )
         # O3 replaces the parameters by float16 copies, so state of the old ones would be lost.
         if amp_level == "O3" and optimizer is not None and optimizer.state:
-            raise InputError("Model: O3 replaces the parameters, but the optimizer has made steps with the old ones.")
+            raise InputError(
+                "Model: O3 replaces the parameters, but the optimizer has made steps with the old ones; make a new one."
+            )
         boost = Boost(boost_level, boost_config_dict)
         # less_bn adds a parameter, so boost comes before mixed precision and before the step copies the parameters.
         boost.change(network, optimizer)
@@ -185,19 +187,8 @@ class Model:
 
         Collective: yes, if the ranks train together.
         """
-        return self.fit(
-            epoch,
-            train_dataset,
-            None,
-            1,
-            callbacks,
-            dataset_sink_mode,
-            False,
-            sink_size,
-            initial_epoch,
-            resume=resume,
-            progress=progress,
-        )
+        settings = dataset_sink_mode, False, sink_size, initial_epoch
+        return self.fit(epoch, train_dataset, None, 1, callbacks, *settings, resume=resume, progress=progress)
 
     def fit(
         self,

@@ -1,7 +1,7 @@
 """Pictures. The only package that uses matplotlib, which it imports when it draws."""
 
 from simparallel.base.hints import answer_unknown_names
-from simparallel.view.adasum import plot_accuracies, plot_costs, plot_orthogonality, plot_vectors
+from simparallel.view.adasum import plot_orthogonality, plot_vectors
 from simparallel.view.algorithms import animate_algorithms, plot_algorithms
 from simparallel.view.cells import plot_cells
 from simparallel.view.chunks import plot_chunks
@@ -21,8 +21,8 @@ from simparallel.view.tape import plot_tape
 from simparallel.view.timeline import plot_both_clocks, plot_timeline
 
 __all__ = [
-    "animate_algorithms", "plot_accuracies", "plot_algorithms", "plot_both_clocks", "plot_cells", "plot_chunks",
-    "plot_collectives", "plot_communication_matrix", "plot_costs", "plot_loss", "plot_memory", "plot_orthogonality",
+    "animate_algorithms", "plot_algorithms", "plot_both_clocks", "plot_cells", "plot_chunks",
+    "plot_collectives", "plot_communication_matrix", "plot_loss", "plot_memory", "plot_orthogonality",
     "plot_overlap", "plot_redistribution", "plot_scaling", "plot_schedule", "plot_schedule_tradeoff",
     "plot_search_landscape", "plot_slices", "plot_tape", "plot_timeline", "plot_vectors", "save_animation",
     "save_figure",

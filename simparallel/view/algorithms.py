@@ -187,7 +187,7 @@ def _moving_chunks(ax: Axes, each: Watched, message: ChunkMessage, progress: flo
     """Draw the chunks of a message at their place between two ranks."""
     from matplotlib.patches import FancyBboxPatch
 
-    # Accelerates and slows down, so that the eye can follow.
+    # Smoothstep: the chunk accelerates, and then slows down.
     y = message.src + (message.dst - message.src) * (3 - 2 * progress) * progress**2
     x = message.start - 0.42 + (0.1 if message.dst > message.src else 0.3)
     box = FancyBboxPatch(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SIZE_PT, _SMALLEST_PT = 8.5, 6.0
 # Free space on each side of a name.
-_AIR_PT = 2.0
+_MARGIN_PT = 2.0
 _STEP_SIZE_PT = 10.0
 
 
@@ -58,7 +58,7 @@ def fitted(name: str, across_pt: float, upright_pt: float, least: int = 3) -> tu
     """
     texts = [text for text in dict.fromkeys((name, _short(name))) if text.strip()]
     for text in texts:
-        if upright_pt >= _SIZE_PT and width_pt(text) * _SIZE_PT + 2 * _AIR_PT <= across_pt:
+        if upright_pt >= _SIZE_PT and width_pt(text) * _SIZE_PT + 2 * _MARGIN_PT <= across_pt:
             return text, _SIZE_PT, False
     if not texts or across_pt < _SMALLEST_PT + 0.5:
         # Too narrow even for a vertical line of small letters.
@@ -69,7 +69,7 @@ def fitted(name: str, across_pt: float, upright_pt: float, least: int = 3) -> tu
     if size_pt >= _SMALLEST_PT:
         return text, size_pt, True
     kept = [text[:length] + "…" for length in range(least, len(text) - 1)]
-    wide_pt = across_pt - 2 * _AIR_PT if upright_pt >= _SIZE_PT else 0.0
+    wide_pt = across_pt - 2 * _MARGIN_PT if upright_pt >= _SIZE_PT else 0.0
     ways = ((_SIZE_PT, wide_pt, False), (_SMALLEST_PT, room_pt, True))
     fitting = [(text, size, up) for size, length, up in ways for text in kept if width_pt(text) * size <= length]
     return max(fitting, key=lambda one: len(one[0]), default=None)

@@ -48,7 +48,7 @@ def plot_schedule(
         The matplotlib Axes.
 
     Raises:
-        InputError: a bad time; ScheduleError: the ranks wait for each other.
+        InputError: a bad time; ScheduleError: the schedule deadlocks.
     """
     from matplotlib.colors import to_rgb
     from matplotlib.legend_handler import HandlerTuple
@@ -99,7 +99,7 @@ def plot_schedule(
 
 
 def _draw_path(schedule: Schedule, ax: Axes, height: float, **times: Any) -> list[Any]:
-    """Outline each stretch of a critical path on one rank, and connect them; return the entries of the legend."""
+    """Outline the parts of a critical path on each rank, and connect them; return the entries of the legend."""
     from matplotlib.patches import Rectangle
 
     style: dict[str, Any] = {"fill": False, "edgecolor": DARK, "linewidth": 1.6}

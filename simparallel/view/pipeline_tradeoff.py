@@ -46,7 +46,7 @@ def plot_schedule_tradeoff(
         The matplotlib Axes.
 
     Raises:
-        InputError: a bad time; ScheduleError: the ranks of a schedule wait for each other.
+        InputError: a bad time; ScheduleError: a schedule deadlocks.
     """
 
     def point(schedule: Schedule) -> tuple[float, float]:

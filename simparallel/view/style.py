@@ -47,10 +47,10 @@ def head(ax: Axes, title: str | None) -> None:
         ax.set_title(printable(title), loc="left", fontsize=13, fontweight="bold", parse_math=False)
 
 
-def labels(ax: Axes, across: str, up: str, title: str | None = None, size: int | None = 12) -> None:
+def labels(ax: Axes, xlabel: str, ylabel: str, title: str | None = None, size: int | None = 12) -> None:
     """Label both axes, and add the grid and the title that pictures of curves have."""
-    ax.set_xlabel(across, fontsize=size)
-    ax.set_ylabel(up, fontsize=size)
+    ax.set_xlabel(xlabel, fontsize=size)
+    ax.set_ylabel(ylabel, fontsize=size)
     clean(ax)
     head(ax, title)
 

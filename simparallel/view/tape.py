@@ -1,4 +1,4 @@
-"""The tape behind a Tensor: which op made it from which tensors, back to the leaves."""
+"""The autograd graph behind a Tensor, its tape: which op made it from which tensors, back to the leaves."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_BOXES = 60
 def plot_tape(
     root: Tensor, names: Mapping[str, Tensor] | None = None, *, title: str | None = None, ax: Any = None
 ) -> Axes:
-    """Draw the tape: a box for each op in the order of forward, from left to right, and one for each leaf.
+    """Draw the autograd graph: a box for each op in the order of forward, from left to right, and one for each leaf.
 
     Backward runs along the arrows in the other direction, from the highest number to the lowest.
 
     Args:
-        root: the result, such as a loss, before its backward: that frees the tape.
+        root: the result, such as a loss, before its backward, which frees the graph.
         names: name -> leaf, such as {"weight": w} or `dict(model.named_parameters())`.
         title: title of the axes.
         ax: axes to draw into; None makes a figure.
@@ -35,13 +35,13 @@ def plot_tape(
         The axes.
 
     Raises:
-        InputError: the tape behind `root` is empty, or has more than 60 boxes.
+        InputError: the graph behind `root` is empty, or has more than 60 boxes.
     """
     depths = _depths(root)
     if len(depths) < 2 or len(depths) > _MOST_BOXES:
         raise InputError(
-            f"plot_tape: {len(depths)} tensors on the tape, expected 2 to {_MOST_BOXES}. A tape begins at leaves with "
-            "requires_grad=True, and ends with backward."
+            f"plot_tape: the autograd graph has {len(depths)} tensors, expected 2 to {_MOST_BOXES}. It begins at "
+            "leaves with requires_grad=True, and backward frees it."
         )
     columns: dict[int, list[Tensor]] = {}
     for tensor, depth in depths.values():

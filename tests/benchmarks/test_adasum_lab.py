@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 
 import simparallel as sp
 from benchmarks import adasum_lab as lab
+from benchmarks.adasum_pictures import plot_accuracies, plot_costs
 from simparallel import view
 from simparallel.errors import InputError
 from simparallel.parallel import DistributedDataParallel
@@ -116,10 +117,10 @@ def test_command_measures_and_draws(tmp_path, capsys, monkeypatch):
 
 
 def test_pictures():
-    ax = view.plot_accuracies({"mean": [(1, [0.9, 0.8]), (4, [0.7])], "Adasum": [(1, [0.9]), (4, [0.95])]})
+    ax = plot_accuracies({"mean": [(1, [0.9, 0.8]), (4, [0.7])], "Adasum": [(1, [0.9]), (4, [0.95])]})
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["mean", "Adasum"]
     assert ax.get_lines()[0].get_ydata().tolist() == pytest.approx([0.85, 0.7])
-    ax = view.plot_accuracies({"mean": [(4, [0.972, 0.974])], "Adasum": [(4, [0.973])]})
+    ax = plot_accuracies({"mean": [(4, [0.972, 0.974])], "Adasum": [(4, [0.973])]})
     ax.figure.draw_without_rendering()
     ticks = [label.get_text() for label in ax.get_yticklabels()]
     assert len(set(ticks)) == len(ticks)
@@ -130,14 +131,14 @@ def test_pictures():
     assert [ax.get_title() for ax in figure.axes] == ["one", "two"]
     assert lab.vectors((1, 0), (1, 1))["Adasum"].tolist() == [1.25, 0.75]
     row = {"size_bytes": 4, "sum_s": 1.0, "adasum_s": 2.0, "ratio": 2.0, "sum_bytes": 6, "adasum_bytes": 78}
-    figure = view.plot_costs([row])
+    figure = plot_costs([row])
     assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["2.0 x"], ["+ 72 B"]]
     rows = [{**row, "size_bytes": size} for size in (4, 16, 64)]
-    figure = view.plot_costs(rows)
+    figure = plot_costs(rows)
     figure.draw_without_rendering()
     for panel in figure.axes:
         assert all(text.get_window_extent().x0 > panel.get_window_extent().x0 for text in panel.texts)
-    for draw in (view.plot_accuracies, view.plot_vectors, view.plot_costs):
+    for draw in (plot_accuracies, view.plot_vectors, plot_costs):
         with refused(InputError):
             draw({})
     with refused(InputError):

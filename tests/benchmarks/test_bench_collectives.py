@@ -18,7 +18,7 @@ from refusals import refused
 import simparallel as sp
 from benchmarks import adasum, collectives, environments
 from benchmarks.__main__ import main, parser
-from benchmarks.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, our_turn, table, told_size
+from benchmarks.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, format_size, our_turn, table
 from benchmarks.contest import MAX_COUNT, Result, fitting
 from benchmarks.environments import PEERS
 from benchmarks.errors import BenchError
@@ -420,7 +420,7 @@ def test_table_shows_ratio_to_best_peer() -> None:
 
 
 def test_sizes_have_binary_units() -> None:
-    assert [told_size(n) for n in (4, 1000, 1024, 1 << 25, 1536)] == ["4 B", "1000 B", "1 KiB", "32 MiB", "1.5 KiB"]
+    assert [format_size(n) for n in (4, 1000, 1024, 1 << 25, 1536)] == ["4 B", "1000 B", "1 KiB", "32 MiB", "1.5 KiB"]
 
 
 def test_figure_has_panel_per_collective_and_size(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_run_on_a_gpu_has_both_clocks() -> None:
 
 
 def test_median_of_steps_counts() -> None:
-    row = gpu_measuring._Row(0, ("op", 1, 1, 1), 2000, 0, 0.0, 1e-6, False)
+    row = gpu_measuring._Execution(0, ("op", 1, 1, 1), 2000, 0, 0.0, 1e-6, False)
     other = row._replace(work=("view", 0, 0, 0), last=2e-7)
     rows = [each._replace(step=step) for step in range(3) for each in (row, other)]
     odd = [rows[0]._replace(host_ns=10**9, last=1.0), *rows[1:]]

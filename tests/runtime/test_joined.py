@@ -335,7 +335,7 @@ def test_rank_that_ends_during_joining_is_named() -> None:
     assert all(isinstance(error, LaunchError) for error in found)
     culprits = [error.facts.get("rank") for error in found]
     assert 1 in culprits
-    # A rank that came only later leads its own meeting, and names the ranks that never came there.
+    # A rank that came only later leads its own meeting, and names the ranks that did not arrive there.
     assert all(rank == 1 or 1 in error.facts["missing"] for rank, error in zip(culprits, found, strict=True))
 
 
@@ -369,7 +369,7 @@ def test_shared_folder_is_refused(what: str, tmp_path: Path) -> None:
 # --- processes -----------------------------------------------------------------------------------------------
 
 CASES = {
-    "good": (0, ""), "before": (1, "rank 2 never came"),
+    "good": (0, ""), "before": (1, "rank 2 did not arrive"),
     "kill": (1, r"rank 2 \(pid \d+\) (was killed by SIGKILL|ended)"),
     "raise": (1, "rank 2 failed with ZeroDivisionError: on purpose"),
     "exit3": (1, r"rank 2 returned from its function.*sys\.exit\(3\)"),

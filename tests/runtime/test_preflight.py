@@ -183,10 +183,10 @@ def test_huge_world_is_refused(nodes: int) -> None:
 
 
 def test_doctor_counts_ranks_by_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "available_memory", lambda: needed_bytes(21))
+    monkeypatch.setattr(memfd, "available_memory", lambda: needed_bytes(21))
     assert main.main(["doctor"]) == 0
     memory = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("memory "))
     assert "room for about 21 ranks" in memory
-    monkeypatch.setattr(doctor, "available_memory", lambda: needed_bytes(3))
+    monkeypatch.setattr(memfd, "available_memory", lambda: needed_bytes(3))
     found = {finding.name: finding.state for finding in doctor.findings()}
     assert found["memory"] == "fallback"

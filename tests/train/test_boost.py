@@ -355,7 +355,7 @@ def alone_with_adasum(count: int, is_parallel: bool) -> str:
 
 def test_adasum_outside_its_mode_is_refused(inline):
     assert "data-parallel mode" in inline.run(2, alone_with_adasum, 1, False)[0]
-    assert "do not divide 3 ranks" in inline.run(3, alone_with_adasum, 2, True)[0]
+    assert "3 ranks are not divisible" in inline.run(3, alone_with_adasum, 2, True)[0]
 
 
 def reference_freeze(count: int, steps: int, every: int) -> list[np.ndarray]:

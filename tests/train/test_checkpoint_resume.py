@@ -163,7 +163,7 @@ def test_training_of_n_ranks_resumes_on_any_m(tmp_path, saved):
             equal([rank[part] for rank in after], [before[0][part]] * loaded)
         own = before if loaded == saved else before[:1] * loaded  # running statistics are each rank's own
         equal([rank["model"] for rank in after], [rank["model"] for rank in own])
-        told = "all take the first one's model.1.running_mean"
+        told = "all ranks take model.1.running_mean"
         assert [told in str(warning.message) for warning in caught] == [True] * (saved not in (1, loaded))
 
         each = -(-len(left) // loaded)
@@ -202,7 +202,7 @@ def test_rank_specific_data_needs_the_same_ranks(tmp_path):
     assert list(same) == [{"rank": 0}, {"rank": 1}]
     other = sp.launch(program, (str(tmp_path), False), world_size=3, transport="inline", echo=False)
     assert {text for text, _ in other} == {other[0][0]}
-    assert "2 ranks saved it, and not alike; these are 3 ranks: sampler cannot be divided" in other[0][0]
+    assert "2 ranks saved different values, and these are 3 ranks: sampler cannot be assigned to them" in other[0][0]
     assert [state for _, state in other] == [{"rank": -1}] * 3
 
 
@@ -554,14 +554,14 @@ def test_renamed_layer_warns(tmp_path):
     saved, net, path = Net("body"), Net("backbone"), tmp_path / "file"
     before = net.state_dict()
     sp.save_checkpoint(saved, path)
-    names = r"for backbone\.weight, backbone\.bias of Net; Net has nothing called body\.bias, body\.weight\."
+    names = r"lacks backbone\.weight, backbone\.bias of Net; Net does not have its body\.bias, body\.weight\."
     with pytest.warns(RuntimeWarning, match=names):
         sp.load_checkpoint(path, net)
     equal(net.state_dict(), before | {f"head.{k}": v for k, v in saved.head.state_dict().items()})
     with refused(CheckpointError):
         sp.load_checkpoint(path, net, strict_load=True)
     sp.save_checkpoint({"weight": net.head.weight, "step": np.array(3)}, path)
-    with pytest.warns(RuntimeWarning, match=r"it has nothing for bias of Linear; Linear has nothing called step\."):
+    with pytest.warns(RuntimeWarning, match=r"it lacks bias of Linear; Linear does not have its step\."):
         sp.load_checkpoint(path, nn.Linear(3, 2))
 
 

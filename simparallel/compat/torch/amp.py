@@ -19,7 +19,7 @@ class autocast(nullcontext[None], ContextDecorator):
 
 
 class GradScaler(optim.GradScaler):
-    """An `sp.optim.GradScaler` for a device that is named."""
+    """`sp.optim.GradScaler`, with PyTorch's argument for the device."""
 
     def __init__(self, device: Any = "cuda", **settings: Any) -> None:
         super().__init__(**settings)

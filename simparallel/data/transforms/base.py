@@ -113,7 +113,7 @@ class RandomTransform(Transform):
     def _numbers(self, index: np.ndarray, epoch: int) -> np.ndarray:
         drawn_epoch, drawn = self._drawn
         need = int(index.max()) + 1 if index.size else 0
-        # Numbers are counter-based: drawing a longer stretch repeats the numbers drawn before.
+        # Numbers are counter-based: drawing a longer range repeats the numbers drawn before.
         if drawn_epoch != epoch or need > len(drawn):
             # Double the cache: an epoch in order then costs a few calls, not one per batch.
             count = max(need, 2 * len(drawn)) if drawn_epoch == epoch else max(need, len(drawn))

@@ -333,7 +333,7 @@ class RandomResizedCrop(RandomTransform):
         """Draw sample by sample, without a cache: it would take 176 bytes per sample."""
         # Two numbers for each attempt, and two for the position.
         count, stream = 2 * self.max_attempts + 2, f"{self.stream}/{epoch}"
-        # Each sample has its own stretch of the stream, so its numbers do not depend on the batch.
+        # Each sample has its own range of the stream, so its numbers do not depend on the batch.
         rows = [random_uniform(self.seed, stream, int(i) * count, count) for i in index]
         return np.array(rows).reshape(len(index), count)
 

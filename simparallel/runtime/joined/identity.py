@@ -378,5 +378,5 @@ def _check_not_a_child(environment: Mapping[str, str], given: Mapping[str, str])
         names = [name for launcher in LAUNCHERS for name in launcher.rank + launcher.size if name in given]
         raise LaunchError(
             f"init: this process was started by rank {given.get('RANK')} (pid {pid}), whose variables it inherited, "
-            f"and is none of the ranks itself. To run it alone, start it without {', '.join(names)}."
+            f"and is not a rank itself. To run it alone, start it without {', '.join(names)}."
         )

@@ -21,6 +21,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
+from simparallel.base.system import process_fields
 from simparallel.clock.recorder import Recorder, set_recorder
 from simparallel.comm import Communicator, join_run
 from simparallel.comm.fault_spec import VARIABLE, faults_of, parse
@@ -241,13 +242,8 @@ def _status_of_reaped(pid: int, pidfd: int) -> int | None:
 
 
 def _status_of_zombie(pid: int, pidfd: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            # The name in parentheses may itself contain blanks and parentheses.
-            fields = stat.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[49]) if fields[0] == "Z" else None
+    fields = process_fields(pid)
+    return int(fields[49]) if fields[:1] == ["Z"] else None
 
 
 def join(timeout_s: float | None, start_timeout_s: float | None) -> bool:

@@ -173,7 +173,7 @@ class _Leader:
         while missing := self._missing():
             now = time.monotonic()
             if now > deadline:
-                raise self._never_came(missing)
+                raise self._missing_error(missing)
             if now > tell_at:
                 self._tell(f"waiting for rank{_ranks(missing)} of {self._identity.where()} (for {self._limit_s:g} s)")
                 # Print it once.
@@ -184,7 +184,7 @@ class _Leader:
                 elif fd in self._watched:
                     raise self._ended(self._watched[fd])
                 else:
-                    self._hear(fd)
+                    self._admit(fd)
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._identity.world_size) if rank not in self._hellos]
@@ -196,7 +196,7 @@ class _Leader:
         self._new[connection.fileno()] = connection
         self._poll.register(connection, select.POLLIN)
 
-    def _hear(self, fd: int) -> None:
+    def _admit(self, fd: int) -> None:
         """Accept a process as one of the missing ranks, or refuse it."""
         connection = self._new.pop(fd)
         self._poll.unregister(fd)
@@ -256,11 +256,11 @@ class _Leader:
             )
         return "", hello
 
-    def _never_came(self, missing: list[int]) -> LaunchError:
-        came = sorted(self._hellos)
+    def _missing_error(self, missing: list[int]) -> LaunchError:
+        arrived = sorted(self._hellos)
         return LaunchError(
-            f"rank{_ranks(missing)} never came: {self._identity.where()} is a job of {self._identity.world_size} "
-            f"ranks, of which only rank{_ranks(came)} came in {self._limit_s:g} s. Start "
+            f"rank{_ranks(missing)} did not arrive: {self._identity.where()} is a job of {self._identity.world_size} "
+            f"ranks, of which only rank{_ranks(arrived)} arrived in {self._limit_s:g} s. Start "
             f"rank {missing[0]} like this one:\n"
             f"    {self._identity.command_of(missing[0])}\n"
             "or all of them with one command: simparallel run.",
@@ -345,7 +345,9 @@ def _follow(identity: RankIdentity, hello: Hello, folder: sockets.Folder, deadli
             while len(lives) < identity.world_size - 1:
                 some, fds = _next(connection, identity, deadline, leader)
                 if some is None:
-                    raise LaunchError(f"rank {identity.rank}: {leader} ended in the meantime.", rank=answer["leader"])
+                    raise LaunchError(
+                        f"rank {identity.rank}: {leader} ended before all ranks had started.", rank=answer["leader"]
+                    )
                 lives.update(zip(some["lives"], fds, strict=True))
         except BaseException:
             sockets.close_all(lives.values())

@@ -36,7 +36,7 @@ def check_system() -> None:
     """
     if not hasattr(socket, "SO_PEERCRED"):
         raise LaunchError(
-            "processes that are started one by one, or by a command for each node, find each other on Linux alone; "
+            "processes that are started one by one, or by a command for each node, find each other only on Linux; "
             "start all ranks by one command here: simparallel run -n N train.py."
         )
 

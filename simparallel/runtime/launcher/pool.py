@@ -28,8 +28,8 @@ import cloudpickle
 
 from simparallel.base import pickling
 from simparallel.base.blas import THREAD_VARIABLES, default_threads
-from simparallel.base.callsite import PACKAGE, cell_of
-from simparallel.base.system import missing_for_processes
+from simparallel.base.callsite import cell_of
+from simparallel.base.system import missing_for_processes, python_command
 from simparallel.comm.memory.memfd import open_unnamed, start_method
 from simparallel.comm.memory.segment import SharedSegment
 from simparallel.errors import LaunchError
@@ -201,20 +201,15 @@ class Pool:
 
         The configuration travels through a descriptor: it may hold secrets, and every user may read a command line.
         """
-        # -P: the current directory must not shadow modules. The process group lets a single signal reach all devices.
-        home = str(PACKAGE.parent)
-        code = (
-            f"import sys; sys.path.insert(0, {home!r}); "
-            "from simparallel.runtime.ranks.host import main; main(int(sys.argv[1]))"
-        )
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONUNBUFFERED": "1"}
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(config_fd)],
+            python_command("simparallel.runtime.ranks.host", config_fd),
             stdin=subprocess.DEVNULL,
             stdout=self.logs.host_fd,
             stderr=self.logs.host_fd,
             pass_fds=[config_fd, *inherited],
             env=environment,
+            # A single signal reaches all devices.
             process_group=0,
         )
 
@@ -232,7 +227,7 @@ class Pool:
         return pids
 
     def _start_error(self, rank: int, what: str) -> LaunchError:
-        said, own = self.logs.words_of_host() or "(nothing)", self.logs.words_of_rank(rank)
+        said, own = self.logs.output_of_host() or "(nothing)", self.logs.output_of_rank(rank)
         self.close()
         own = f"\nRank {rank} said:\n{own}" if own else ""
         return LaunchError(

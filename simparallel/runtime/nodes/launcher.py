@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from simparallel.base.callsite import PACKAGE
 from simparallel.base.files import write_atomically
+from simparallel.base.system import python_command
 from simparallel.errors import LaunchError
 from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
@@ -105,12 +105,10 @@ class NodeJob(ScriptJob):
 
 
 def _start_rank(config: node_rank.NodeConfig, log_fd: int) -> subprocess.Popen[bytes]:
-    home = str(PACKAGE.parent)
-    code = f"import sys; sys.path.insert(0, {home!r}); from {node_rank.__name__} import main; main(sys.argv[1])"
     try:
         # In a process group of its own: Ctrl-C reaches this process alone, which then stops the ranks.
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", code, json.dumps(asdict(config))],
+            python_command(node_rank.__name__, json.dumps(asdict(config))),
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             process_group=0,
             stdin=subprocess.DEVNULL,

@@ -31,10 +31,10 @@ def follow(surroundings: Surroundings) -> None:
 
 
 class Fork:
-    """The forked process of one run, after that of another one.
+    """The forks of a warm rank: one process for each run, one after the other.
 
     Args:
-        watch: ends a forked process with its parent, whose pid it gets.
+        watch: called in the fork with the parent's pid; it ends the fork when the parent ends.
     """
 
     def __init__(self, watch: Callable[[int], None]) -> None:

@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from simparallel.base import blas
-from simparallel.base.callsite import PACKAGE
+from simparallel.base.system import python_command
 from simparallel.comm.memory.memfd import is_disabled
 from simparallel.comm.memory.segment import SharedSegment
 from simparallel.runtime.ranks import log_records
@@ -118,13 +118,9 @@ class SpawnedDevice(subprocess.Popen[bytes]):
     """
 
     def __init__(self, rank: int, wiring: Wiring, config_fd: int, host_life_fd: int) -> None:
-        numbers = config_fd, rank, host_life_fd, os.getpid()
-        code = (
-            f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); "
-            f"from simparallel.runtime.ranks.device import main; main{numbers}"
-        )
+        command = python_command("simparallel.runtime.ranks.device", config_fd, rank, host_life_fd, os.getpid())
         own = wiring.segment_fd, wiring.life_fd, wiring.log_fds[rank], wiring.connection_fds[rank]
-        super().__init__([sys.executable, "-P", "-c", code], pass_fds=[config_fd, host_life_fd, *own])
+        super().__init__(command, pass_fds=[config_fd, host_life_fd, *own])
 
     @property
     def exitcode(self) -> int | None:

@@ -55,7 +55,7 @@ class Leaving:
     def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Show an uncaught error and report it to the other ranks; replaces `sys.excepthook`."""
         self._show(kind, error, trace)
-        # The rank may have reported its end already, and a forked process must not speak for it.
+        # The rank may have reported its end already, and a forked process must not report for it.
         if not self._is_over():
             self._transport.fail(failure_report(error), error)
             self._transport.stop(1)
@@ -71,7 +71,7 @@ class Leaving:
             return
         transport = self._transport
         try:
-            finish(self._communicator, self._last_words())
+            finish(self._communicator, self._reasons())
             if transport.wait_for_the_others():
                 check_received(transport.segment, transport.rank, self._communicator.kept_letters())
         except BaseException as error:
@@ -79,7 +79,7 @@ class Leaving:
             own = self._exit_code if isinstance(self._exit_code, int) else 0
             transport.abort(130 if isinstance(error, KeyboardInterrupt) else own & 0xFF or 1)
 
-    def _last_words(self) -> str:
+    def _reasons(self) -> str:
         """Return possible reasons for an early end: the last error shown, as by test runners, and the exit code."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         reasons = [failure_report(error)["summary"]] if error is not None else []

@@ -43,7 +43,7 @@ class Draws:
         self._kept: list[tuple[Any, Any]] = [(random.getstate(), self._loaded)] * world_size
 
     def leave(self, rank: int) -> None:
-        """Save the streams of `rank` before it gives its turn away."""
+        """Save the streams of `rank` before it yields its turn."""
         # Reading NumPy's state costs 30 µs, so first compare the raw words. They miss one case: `np.random.randn`
         # makes two normal numbers and caches one (has_gauss).
         if self._loaded["has_gauss"] or self._bits() != self._mark:

@@ -140,10 +140,10 @@ def play_rank(
     return outcome, communicator
 
 
-def finish(communicator: Communicator, last_words: str = "") -> None:
+def finish(communicator: Communicator, reasons: str = "") -> None:
     """Finish the communication in progress, for which other ranks may wait, and then publish that this rank is done.
 
-    `last_words`: a possible reason for an early end.
+    `reasons`: of an early end, for the error of a rank that waits for this one.
     """
     # A collective that `sys.exit` interrupted raises SystemExit again here.
     with _normal_exit():
@@ -151,8 +151,8 @@ def finish(communicator: Communicator, last_words: str = "") -> None:
     for calls in communicator.media.values():
         calls.finish()
     finish_checks()
-    if last_words:
-        communicator.transport.write_last_words(last_words)
+    if reasons:
+        communicator.transport.write_last_words(reasons)
     # Only after all collectives have ended: a rank that waits for one that is DONE raises.
     communicator.transport.set_state(DONE)
 

@@ -200,7 +200,7 @@ class _ThreadWatch:
         if late_s < 0:
             return
         call, transport, rank = self.calls[turn], turns.transports[turn], ranks[turn]
-        # A person is stepping through it.
+        # The user is debugging it.
         if call.is_debugged():
             self._since_s = now_s
             return

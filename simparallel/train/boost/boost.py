@@ -175,7 +175,7 @@ class BoostedStep(TrainStep):
         count = count or DEVICES_OF_A_NODE
         if world % count and world > count:
             raise InputError(
-                f"boost: adasum needs nodes of common.device_number={count} ranks, which do not divide {world} ranks."
+                f"boost: adasum: {world} ranks are not divisible by common.device_number={count}; give a divisor."
             )
         count = min(count, world)
         nodes = [list(range(start, start + count)) for start in range(0, world, count)]

@@ -73,7 +73,11 @@ def load_directions(network: Module, parameters: Sequence[Tensor], settings: Map
         arrays = load_checkpoint(file)
         missing = [names[id(p)] for p in parameters if names[id(p)] not in arrays]
         if missing:
-            raise bad_file(file, f"{file} lacks {', '.join(missing[:3])}.", who="dim_reduce")
+            raise bad_file(
+                file,
+                f"{file} has no {', '.join(missing[:3])}; it is a checkpoint of another network.",
+                who="dim_reduce",
+            )
         weights.append(np.concatenate([arrays[names[id(p)]].ravel() for p in parameters]))
     return principal_directions(weights, count)
 
@@ -95,7 +99,7 @@ class DimReduce:
         self._p = xp.asarray(directions)
         self._rho, self._gamma, self._alpha, self._sigma = rho, gamma, alpha, sigma
         self.inverse_hessian = np.eye(len(directions))
-        # g_k of the last step, and the step s in the space of P.
+        # Of the last step: the gradient projected on P (g_k), and the step s, also in the space of P.
         self._before: tuple[np.ndarray, np.ndarray] | None = None
         self._v: Any = 0.0
 

@@ -68,7 +68,7 @@ def remove_norms(network: nn.Module) -> list[str]:
 def normalize_head(network: nn.Module, optimizer: Optimizer) -> str:
     """Replace the last Linear by a `NormalizedLinear`, add its multiplier to the optimizer, return the layer's name.
 
-    A head that is normalised already stays as it is; `misfit` tells of a network without a head.
+    A head that is normalised already stays as it is; `misfit` reports a network without a head.
     """
     path, head = _head(network)
     if isinstance(head, nn.Linear):

@@ -92,7 +92,7 @@ def listed(names: Collection[str]) -> str:
 
 @contextmanager
 def on_disk(path: Path | IO[bytes], writing: bool = False) -> Iterator[None]:
-    """Turn what goes wrong with a file or directory into a CheckpointError that names it, in the text and as `path`."""
+    """Turn errors of the system about a file or directory into a CheckpointError with its path."""
     doing = "written; earlier checkpoints are unchanged" if writing else "read"
     try:
         yield

@@ -60,7 +60,7 @@ class RankBarrier:
         ranks = [rank for rank, (failed, _) in zip(self.group.ranks, gathered, strict=True) if failed]
         if not ranks:
             return [given for _, given in gathered]
-        # The first failed rank speaks for all, so the text is the same on every rank.
+        # Every rank reports the error of the first failed rank, so the text is the same.
         text, path = next(failed for failed, _ in gathered if failed)
         if self.size > 1:
             text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"

@@ -64,7 +64,7 @@ class TrainState:
             network, model = model.model, StageModel(model)
         given |= {"scaler": scaler, "scheduler": scheduler, "optimizer": optimizer, "model": model}
         self.objects = {name: x for name, x in given.items() if x is not None or name.startswith(OWN)}
-        # Parts of which a rank has what belongs to its stages.
+        # Parts of which each rank has the entries of its own stages.
         self.by_stage = [name for name, value in self.objects.items() if hasattr(value, "others")]
         for name, value in self.objects.items():
             if not all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")):
@@ -216,7 +216,7 @@ def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]], by_stage: Iterable[s
 
     Parts in `by_stage` get the entries of all ranks.
     """
-    whole = {name: _united([tree[name] for tree in trees_by_rank]) for name in by_stage}
+    whole = {name: _merged([tree[name] for tree in trees_by_rank]) for name in by_stage}
     trees_by_rank = [{**tree, **whole} for tree in trees_by_rank]
     # Unlike ==, the text distinguishes 1, 1.0 and True.
     values_of = _by_value(trees_by_rank, lambda tree: json.dumps(tree, sort_keys=True))
@@ -226,11 +226,11 @@ def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]], by_stage: Iterable[s
     }
 
 
-def _united(trees_: Sequence[Any]) -> Any:
-    """Return a tree with the entries of all these; where some have none or None, those of the others."""
+def _merged(trees_: Sequence[Any]) -> Any:
+    """Merge trees: dicts get the entries of all, and of anything else the first tree's value is taken."""
     dicts = [tree for tree in trees_ if isinstance(tree, dict)]
     keys = dict.fromkeys(chain(*dicts))
-    return {key: _united([tree[key] for tree in dicts if key in tree]) for key in keys} if dicts else trees_[0]
+    return {key: _merged([tree[key] for tree in dicts if key in tree]) for key in keys} if dicts else trees_[0]
 
 
 def _by_value(
@@ -262,4 +262,6 @@ def _check_slices(name: str, values: Sequence[tuple[HeldTensor, list[int]]]) -> 
         fits = not np.triu(shared, 1).any() and covered == prod(values[0][0].shape)
     if not fits:
         held = [f"rank {ranks[0]} {claim.region} of {claim.code} {claim.shape}" for claim, ranks in values]
-        raise CheckpointError(f"{name}: the ranks do not hold each element of one tensor once, but {listed(held)}.")
+        raise CheckpointError(
+            f"{name}: the slices must be of one tensor and cover each element once, but are {listed(held)}."
+        )

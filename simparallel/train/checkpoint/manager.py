@@ -427,15 +427,15 @@ def load_states(barrier: RankBarrier, reader: CheckpointReader, parts: TrainStat
 
 
 def _check_substitutes(barrier: RankBarrier, reader: CheckpointReader) -> None:
-    """Refuse, or warn of, values that differed between the saving ranks if this rank has none of its own."""
-    held = f"{reader.world_size} ranks saved it, and not alike; these are {barrier.size} ranks"
-    # Differing plain data cannot be divided among other ranks, unlike random states and parts in `own`, which restart
-    # from the first rank's.
+    """Refuse plain data of other ranks that differed between the saving ranks; warn of other such values."""
+    held = f"{reader.world_size} ranks saved different values, and these are {barrier.size} ranks"
+    # Plain data cannot be assigned to other ranks, unlike random states and parts in `own`, which restart from the
+    # first rank's.
     plain = [x for x in reader.stood_in if x in reader.parts() and x != "random" and not x.startswith(OWN)]
     if plain:
         raise CheckpointError(
-            f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks."
+            f"{held}: {', '.join(plain)} cannot be assigned to them. Leave it out, or use {reader.world_size} ranks."
         )
     if reader.stood_in and barrier.rank == 0:
-        text = f"{reader.path}: {held}: all take the first one's {listed(reader.stood_in)}."
+        text = f"{reader.path}: {held}: all ranks take {listed(reader.stood_in)} of the first one."
         warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -169,7 +169,9 @@ class CheckpointReader:
         """Return the value of this rank. On another number of ranks, or without an own one, it is the first rank's."""
         if name not in self._manifest[kind]:
             there = listed(self._manifest[kind]) or "nothing"
-            text = f"{self.path} holds no {name} among its {kind}, only {there}; leave it out, or use another."
+            text = (
+                f"{self.path} has no {name!r} among its {kind}, only {there}; leave it out, or use another checkpoint."
+            )
             raise CheckpointError(text, path=str(self.path))
         values = self._manifest[kind][name]
         if len(values) == 1:

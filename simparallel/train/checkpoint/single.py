@@ -74,14 +74,16 @@ def load_checkpoint(
     if net is not None:
         with on_disk(path):
             missing, unused = load_param_into_net(net, arrays, strict_load)
-        # No name fits: this is another model, for which a warning would be too little.
+        # No name in common: an error, because a warning might be overlooked.
         if len(missing) == len(bare(net).state_dict()) and missing:
             holds = f"it holds {listed(arrays)}, the model has {listed(missing)}"
-            raise CheckpointError(f"{path} has nothing of this {type(net).__name__}: {holds}.", path=str(path))
+            raise CheckpointError(
+                f"{path} belongs to another model than {type(net).__name__}: {holds}.", path=str(path)
+            )
         if missing or unused:
             who = type(bare(net)).__name__
-            problems = [f"it has nothing for {listed(missing)} of {who}"] if missing else []
-            problems += [f"{who} has nothing called {listed(sorted(unused))}"] if unused else []
+            problems = [f"it lacks {listed(missing)} of {who}"] if missing else []
+            problems += [f"{who} does not have its {listed(sorted(unused))}"] if unused else []
             hint = "strict_load=True makes this an error; load_param_into_net returns the names instead."
             warnings.warn(f"{path}: {'; '.join(problems)}. {hint}", RuntimeWarning, stacklevel=2)
     return arrays
@@ -159,10 +161,10 @@ def _read(source: Path | IO[bytes]) -> tuple[dict[str, np.ndarray], dict[str, An
         arrays = dict(sorted(safetensors.numpy.load(content).items()))
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         if _MARK not in metadata and any(_SUM in value for value in metadata.values()):
-            raise ValueError(f"its entry {_MARK!r} has another name")
+            raise ValueError(f"its metadata entry is not called {_MARK!r}")
         note = json.loads(metadata.get(_MARK, "{}"))
         if _SUM in note and note[_SUM] != _digest(arrays, note.get("tree")):
-            raise ValueError("its bytes have another checksum than was written")
+            raise ValueError("its contents do not match their checksum")
     except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         # The marks of archives, which PyTorch puts its pickles into, and of pickles.

@@ -45,7 +45,7 @@ def encode(value: Any, arrays: dict[str, Any], path: Path = ()) -> Any:
         arrays[name] = value
         return {"$tensor": name}
     if len(path) > MAX_DEPTH:
-        raise CheckpointError(f"{_dotted(path[:4])}…: more than {MAX_DEPTH} levels; does it hold itself?")
+        raise CheckpointError(f"{_dotted(path[:4])}…: more than {MAX_DEPTH} levels; does it contain itself?")
     if isinstance(value, np.generic) and value.dtype.kind in "biufc":
         # As bytes: JSON's decimal numbers would lose the dtype, and bits of NaN.
         return {"$scalar": [value.dtype.newbyteorder("<").str, value.tobytes().hex()]}

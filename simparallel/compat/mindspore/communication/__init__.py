@@ -44,7 +44,7 @@ def init(backend_name: str | None = None) -> None:
     unused("init", backend_name=backend_name)
     sp.init()
     recorder = current_recorder()
-    # The reader of a rank table has told its flaws.
+    # `init` warns of flaws of the rank table.
     if recorder is not None and get_context("device_target") == "Ascend" and "RANK_TABLE_FILE" not in os.environ:
         card = recorder.cluster.device_id
         if flaw := flaw_of((number, map(card, ranks)) for number, ranks in enumerate(recorder.cluster.nodes)):

@@ -1,19 +1,15 @@
 """`mindspore.dataset`: pipelines."""
 
+from simparallel import data as _data
 from simparallel.backend import manual_seed as _manual_seed, random_state as _random_state
-from simparallel.compat.front import unused
+from simparallel.compat.front import take as _take, unused
 from simparallel.compat.mindspore.dataset import transforms, vision
 from simparallel.compat.mindspore.dataset.transforms import transforms as _transforms
-from simparallel.data import (
-    Cifar10Dataset,
-    FashionMnistDataset,
-    GeneratorDataset,
-    ImageFolderDataset,
-    MnistDataset,
-    NumpySlicesDataset,
-    Pipeline as Dataset,
-    SourceDataset,
-)
+
+_take(globals(), _data, """
+Cifar10Dataset FashionMnistDataset GeneratorDataset ImageFolderDataset MnistDataset NumpySlicesDataset
+SourceDataset
+""", Dataset="Pipeline")  # fmt: skip
 
 
 class config:

@@ -11,30 +11,10 @@ from simparallel.autograd.ops.loss import check_reduction as _check_reduction
 from simparallel.clock.notes import note_once
 from simparallel.comm import Group
 from simparallel.compat.cutting import cut, kept
-from simparallel.compat.front import FrontType, front, refuse, unused
+from simparallel.compat.front import FrontType, front, refuse, take, unused
 from simparallel.compat.mindspore.nn import utils
 from simparallel.compat.mindspore.nn.pipelines import PipelineCell, PipelineGradReducer, sync_pipeline_shared_parameters
 from simparallel.errors import InputError
-from simparallel.nn import (
-    AdaptiveAvgPool2d,
-    BCEWithLogitsLoss,
-    Dropout2d,
-    Flatten,
-    HuberLoss,
-    Identity,
-    L1Loss,
-    LogSoftmax,
-    ModuleList as CellList,
-    MSELoss,
-    ReLU,
-    RMSNorm,
-    Sequential as SequentialCell,
-    Sigmoid,
-    SiLU,
-    Softmax,
-    Tanh,
-    Upsample,
-)
 from simparallel.optim import FixedLossScaleManager as _FixedLossScaleManager
 from simparallel.parallel import DistributedGradReducer
 from simparallel.parallel.operator.interpreter import sharder
@@ -44,6 +24,13 @@ from simparallel.world.context import ParallelMode, SettingsRead, get_auto_paral
 from simparallel.world.rank import get_world_size
 
 # --- cells and layers ------------------------------------------------------------------------------------------
+
+# Layers whose arguments are MindSpore's.
+_SAME = """
+AdaptiveAvgPool2d BCEWithLogitsLoss Dropout2d Flatten HuberLoss Identity L1Loss LogSoftmax MSELoss ReLU
+RMSNorm Sigmoid SiLU Softmax Tanh Upsample
+"""
+take(globals(), nn, _SAME, CellList="ModuleList", SequentialCell="Sequential")
 
 
 class Cell(nn.Module, metaclass=FrontType):
@@ -67,7 +54,7 @@ class Cell(nn.Module, metaclass=FrontType):
         by = cut()
         if by is None:
             return super().__call__(*inputs, **kwargs)
-        # What is kept for a cell must not keep the cell.
+        # The cached function must not keep the cell alive.
         call: Any = _WeakMethod(super().__call__)
         return kept(self, by, lambda *xs, **named: call()(*xs, **named))(*inputs, **kwargs)
 

@@ -55,7 +55,7 @@ class PipelineCell(PipelineModule):
     def forward(self, *inputs: Any) -> Any:
         if len(inputs[0]) % self.micro_size:
             raise InputError(
-                f"PipelineCell: a batch of {len(inputs[0])} samples has no {self.micro_size} equal micro-batches."
+                f"PipelineCell: a batch of {len(inputs[0])} samples is not divisible by micro_size={self.micro_size}."
             )
         return super().forward(*inputs)
 
@@ -65,7 +65,7 @@ def _schedule(network: Cell, micro_size: int) -> Schedule:
     stages, ranks = get_auto_parallel_context("pipeline_stages"), get_world_size()
     if stages != ranks:
         raise InputError(
-            f"PipelineCell: pipeline_stages={stages}, and there are {ranks} ranks: each stage has one rank. Call "
+            f"PipelineCell: pipeline_stages={stages} must be {ranks}, since each stage has one rank. Call "
             f"set_auto_parallel_context(pipeline_stages={ranks}); for data parallelism beside the stages, take "
             "sp.parallel.Pipeline(…, mesh=sp.Mesh(…, ('dp', 'pp')))."
         )
@@ -87,7 +87,7 @@ def _virtual_stage(schedule: Schedule, cell: Cell) -> int | None:
     for stage in range(segment * schedule.ranks, (segment + 1) * schedule.ranks):
         if schedule.rank_of(stage) == rank:
             return stage
-    raise InputError(f"PipelineCell: pipeline_stage={rank!r} of a cell, and there are {schedule.ranks} stages from 0.")
+    raise InputError(f"PipelineCell: pipeline_stage={rank!r} of a cell must be in 0 … {schedule.ranks - 1}.")
 
 
 class PipelineGradReducer(Cell):

@@ -8,57 +8,18 @@ from typing import Any
 import numpy as np
 
 from simparallel import Tensor, functions
-from simparallel.autograd.functions import (
-    abs,
-    acos,
-    add,
-    asin,
-    atan,
-    bitwise_and,
-    bitwise_or,
-    bitwise_xor,
-    ceil,
-    cos,
-    cosh,
-    div,
-    exp,
-    expm1,
-    floor,
-    ge,
-    gelu,
-    gt,
-    le,
-    log,
-    log1p,
-    masked_fill,
-    matmul,
-    maximum,
-    minimum,
-    mse_loss,
-    mul,
-    ne,
-    neg,
-    pow,
-    relu,
-    sigmoid,
-    silu,
-    sin,
-    sinh,
-    sqrt,
-    square,
-    sub,
-    tan,
-    tanh,
-    trunc,
-    where,
-)
-from simparallel.compat.front import public_names, refuse
+from simparallel.compat.front import public_names, refuse, take
 from simparallel.compat.groups import group_of
 from simparallel.compat.mindspore.common import grad, jit, value_and_grad
 from simparallel.compat.mindspore.ops.primitive import axes, number
 
-# Other names of MindSpore for the same functions.
-tensor_add, real_div = add, div
+# Functions whose arguments are MindSpore's.
+_SAME = """
+abs acos add asin atan bitwise_and bitwise_or bitwise_xor ceil cos cosh div exp expm1 floor ge gelu gt le
+log log1p masked_fill matmul maximum minimum mse_loss mul ne neg pow relu sigmoid silu sin sinh sqrt square
+sub tan tanh trunc where
+"""
+take(globals(), functions, _SAME, tensor_add="add", real_div="div")
 
 
 def _reduction(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -215,7 +176,7 @@ def ones_like(input: Any, dtype: Any = None) -> Tensor:
 
 
 def stop_gradient(value: Tensor) -> Tensor:
-    """Return the same data, off the tape."""
+    """Return the same data, detached from the autograd graph."""
     return value.detach()
 
 
@@ -231,7 +192,7 @@ def all_reduce(x: Tensor, op: str = "sum", group: Any = None) -> Tensor:
 
 def bias_add(input_x: Any, bias: Any) -> Tensor:
     """Return x (n, c, ...) plus the bias (c,) of each channel."""
-    return add(input_x, functions.reshape(bias, -1, *(1,) * (len(input_x.shape) - 2)))
+    return functions.add(input_x, functions.reshape(bias, -1, *(1,) * (len(input_x.shape) - 2)))
 
 
 __all__ = public_names(globals(), "Tensor", "axes", "number")

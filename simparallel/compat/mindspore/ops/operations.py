@@ -7,62 +7,22 @@ from functools import partial
 from typing import Any
 
 from simparallel import Tensor, functions, ops
-from simparallel.autograd import (
-    Abs,
-    Acos as ACos,
-    Add,
-    Asin,
-    Atan,
-    BitwiseAnd,
-    BitwiseOr,
-    BitwiseXor,
-    Ceil,
-    Cos,
-    Cosh,
-    Div,
-    Equal,
-    Exp,
-    Expm1,
-    Flatten,
-    Floor,
-    FloorDivide as FloorDiv,
-    Greater,
-    GreaterEqual,
-    Less,
-    LessEqual,
-    Log,
-    Log1p,
-    LogSoftmax,
-    MatMul,
-    Maximum,
-    Minimum,
-    Mul,
-    Neg,
-    NotEqual,
-    Pow,
-    ReLU,
-    Remainder as FloorMod,
-    Rsqrt,
-    Sigmoid,
-    Sign,
-    SiLU,
-    Sin,
-    Sinh,
-    Softmax,
-    Sqrt,
-    Sub,
-    Tan,
-    Tanh,
-    Trunc,
-    Where as Select,
-)
-from simparallel.compat.front import public_names, refuse, unused
+from simparallel.compat.front import public_names, refuse, take, unused
 from simparallel.compat.groups import group_of
 from simparallel.compat.mindspore.ops import functional as _functional
 from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
 
-# Other names of MindSpore for the same ops.
-TensorAdd, RealDiv, BatchMatMul = Add, Div, MatMul
+# Ops without settings, some of them under several of MindSpore's names.
+_SAME = """
+Abs Add Asin Atan BitwiseAnd BitwiseOr BitwiseXor Ceil Cos Cosh Div Equal Exp Expm1 Flatten Floor Greater
+GreaterEqual Less LessEqual Log Log1p LogSoftmax MatMul Maximum Minimum Mul Neg NotEqual Pow ReLU Rsqrt
+Sigmoid Sign SiLU Sin Sinh Softmax Sqrt Sub Tan Tanh Trunc
+"""
+_RENAMED = {
+    "ACos": "Acos", "BatchMatMul": "MatMul", "FloorDiv": "FloorDivide", "FloorMod": "Remainder", "RealDiv": "Div",
+    "Select": "Where", "TensorAdd": "Add",
+}  # fmt: skip
+take(globals(), ops, _SAME, **_RENAMED)
 Call = Callable[..., Resolved]
 
 

@@ -37,7 +37,7 @@ class ShardingStrategy(Enum):
     FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2 = (auto() for _ in range(5))
 
 
-# When something is gathered, and where it is made.
+# PyTorch's settings of when parameters are gathered, and where they are created.
 _UNUSED = ("backward_prefetch", "device_id", "forward_prefetch", "limit_all_gathers", "use_orig_params")
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from simparallel import Group, Tensor, get_rank, get_world_size, pipeline_schedule
+from simparallel.base.checks import check_integer
 from simparallel.compat.front import public_names, refuse, unused
 from simparallel.errors import InputError
 from simparallel.nn import Module
@@ -61,8 +62,7 @@ class PipelineStage:
         group: Group | None = None,
         dw_builder: Any = None,
     ) -> None:
-        if not 0 <= stage_index < num_stages:
-            raise InputError(f"PipelineStage: stage_index={stage_index}, and there are {num_stages} stages from 0.")
+        check_integer("PipelineStage", "stage_index", stage_index, high=num_stages - 1)
         if group is not None and tuple(group.ranks) != tuple(range(get_world_size())):
             raise InputError(
                 f"PipelineStage: group has the ranks {list(group.ranks)}; a pipeline has all {get_world_size()} ranks. "
@@ -87,8 +87,7 @@ class Pipe:
 
     def get_stage_module(self, stage_idx: int) -> Module:
         """Return the children of a stage, under their names in the model. Raises InputError for an unknown stage."""
-        if not 0 <= stage_idx < self.num_stages:
-            raise InputError(f"Pipe: there is no stage {stage_idx!r}; there are {self.num_stages} from 0.")
+        check_integer("Pipe", "stage_idx", stage_idx, high=self.num_stages - 1)
         return StageModule(self._module, self._stages[stage_idx])
 
     def build_stage(self, stage_index: int, device: Any = None, group: Group | None = None) -> PipelineStage:
@@ -178,7 +177,7 @@ class _Schedule:
             )
         pipe = stages[0].pipe
         if any(stage.pipe is not pipe for stage in stages):
-            raise InputError(f"{who}: the stages are of several models.")
+            raise InputError(f"{who}: the stages are of several models; take those that one Pipe has built.")
         if pipe is None:
             model: Chain | WholeModel = Chain({stage.stage_index: stage.submod for stage in stages}, count)
         else:
@@ -203,7 +202,7 @@ class _Schedule:
             kwargs: named inputs: with a `Pipe`, on the rank of the first stage; else on each rank, for its own stages.
 
         Returns:
-            The joined output, off the tape, on the rank of the last stage; else None.
+            The joined output, detached, on the rank of the last stage; else None.
         """
         refuse("step", "give a loss_fn that has them", loss_kwargs=loss_kwargs)
         if self._pipeline.loss_fn is None:
@@ -213,7 +212,7 @@ class _Schedule:
         return y if return_outputs else None
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Tensor | None:
-        """Run forward on a batch, off the tape; arguments and result as for `step`."""
+        """Run forward on a batch without an autograd graph; arguments and result as for `step`."""
         y = self._pipeline.predict(_arguments(args, kwargs), target)
         _refill(losses, self._pipeline.losses)
         return y
