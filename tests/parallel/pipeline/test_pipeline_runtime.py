@@ -87,7 +87,7 @@ def _is_run(schedule):
 
 
 @pytest.mark.matrices
-@settings(max_examples=60)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(schedules().filter(_is_run), st.integers(0, 5))
 def test_gradients_are_those_of_one_device(schedule, more):
     samples = schedule.microbatches + more
@@ -275,7 +275,7 @@ def test_frozen_stages_pass_gradients_on():
     assert has == {f"{i}.{kind}": i in (1, 3) for i in range(4) for kind in ("weight", "bias")}
 
 
-@settings(max_examples=200)
+@settings(max_examples=10 * settings.default.max_examples)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8), st.integers(2, 30))
 def test_stages_are_balanced(sizes, count, room):
     """As brute force: the largest stage is as small as it can be; later stages have more memory, as in 1F1B."""
