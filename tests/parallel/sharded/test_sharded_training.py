@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -21,7 +21,16 @@ PAIR = ("replicate", "shard")
 
 
 def run(ranks: int, *args: Any, transport: str = "inline", **kwargs: Any) -> list[Trained]:
+    """Train, or return what `DistributedDataParallel` found before, which many cases compare with."""
+    is_expected = args[1] == "DDP" and transport == "inline"
+    return (_expected if is_expected else _run)(ranks, *args, transport=transport, **kwargs)
+
+
+def _run(ranks: int, *args: Any, transport: str, **kwargs: Any) -> list[Trained]:
     return list(sp.launch(train, args, kwargs, world_size=ranks, transport=transport))
+
+
+_expected = cache(_run)
 
 
 def assert_same(found: list[Trained], expected: list[Trained]) -> None:
