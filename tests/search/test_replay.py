@@ -69,8 +69,7 @@ def test_lockstep_equals_batch(name, data):
     _replayed_ps(space, choice)
 
 
-@pytest.mark.parametrize("preset", ["dgx-h100", "ascend910-8"])
-@pytest.mark.parametrize("name", ["images", "tokens"])
+@pytest.mark.parametrize(("name", "preset"), [("images", "dgx-h100"), ("tokens", "ascend910-8")])
 def test_presets(name, preset):
     cluster = describe(8, preset)
     space, _kept = space_of(name, cluster)
