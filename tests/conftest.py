@@ -87,6 +87,13 @@ def world(request):
         yield world
 
 
+@pytest.fixture(scope="module")
+def processes():
+    """Warm ranks that are processes: a launch of its own takes as long as thousands of collectives."""
+    with World("shm") as world:
+        yield world
+
+
 @pytest.fixture(scope="session", params=array_backends.ARRAYS)
 def arrays(request):
     """The array library in place of NumPy: the stand-in for CuPy, and CuPy where there is a GPU."""

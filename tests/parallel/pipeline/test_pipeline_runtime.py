@@ -115,9 +115,9 @@ def test_integers_are_equal_to_the_bit(name):
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zbv", "dualpipe_v"])
-def test_processes(name):
+def test_processes(name, processes):
     schedule = sp.pipeline_schedule(name)
-    results = sp.launch(_train, (schedule, 19), world_size=4)
+    results = processes.run(4, _train, schedule, 19)
     _check(results, _make(schedule.num_stages), 19)
 
 

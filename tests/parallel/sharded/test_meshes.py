@@ -187,10 +187,12 @@ def _train(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, name: st
     return Found(losses, norms, gradients, {name: _own_part(p, p.shape) for name, p in prepared.named}, counts)
 
 
-def _check(
-    sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, name: str = "Adam", transport: str = "inline"
-) -> None:
-    found = sp.launch(_train, (sizes, letters, axis, kind, name), world_size=prod(sizes), transport=transport)
+def _check(sizes: tuple[int, ...], letters: str, axis: Any, kind: Kind, name: str = "Adam", world: Any = None) -> None:
+    arguments = sizes, letters, axis, kind, name
+    if world is None:
+        found = sp.launch(_train, arguments, world_size=prod(sizes), transport="inline")
+    else:
+        found = world.run(prod(sizes), _train, *arguments)
     expected = _alone(2 * sizes[1] * sizes[2], kind, name)
     covered = {name: np.zeros(value.shape, bool) for name, value in expected.gradients.items()}
     for each in found:
@@ -433,5 +435,5 @@ def test_late_weight_gradients_of_recomputed_blocks(letters):
 
 
 @pytest.mark.process
-def test_mesh_of_processes():
-    _check((1, 1, 2, 2), "SSS", "shard", ODD, transport="shm")
+def test_mesh_of_processes(processes):
+    _check((1, 1, 2, 2), "SSS", "shard", ODD, world=processes)

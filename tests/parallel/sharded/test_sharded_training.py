@@ -20,14 +20,13 @@ MODELS = {"mlp": mlp, "gpt": gpt}
 PAIR = ("replicate", "shard")
 
 
-def run(ranks: int, *args: Any, transport: str = "inline", **kwargs: Any) -> list[Trained]:
+def run(ranks: int, *args: Any, **kwargs: Any) -> list[Trained]:
     """Train, or return what `DistributedDataParallel` found before, which many cases compare with."""
-    is_expected = args[1] == "DDP" and transport == "inline"
-    return (_expected if is_expected else _run)(ranks, *args, transport=transport, **kwargs)
+    return (_expected if args[1] == "DDP" else _run)(ranks, *args, **kwargs)
 
 
-def _run(ranks: int, *args: Any, transport: str, **kwargs: Any) -> list[Trained]:
-    return list(sp.launch(train, args, kwargs, world_size=ranks, transport=transport))
+def _run(ranks: int, *args: Any, **kwargs: Any) -> list[Trained]:
+    return list(sp.launch(train, args, kwargs, world_size=ranks, transport="inline"))
 
 
 _expected = cache(_run)
@@ -88,8 +87,8 @@ def test_all_steps_equal_ddp(model, optimizer):
 
 
 @pytest.mark.process
-def test_processes_equal_ddp():
-    assert_same(run(2, gpt, "SSS", "adam", transport="shm"), run(2, gpt, "DDP", "adam", transport="shm"))
+def test_processes_equal_ddp(processes):
+    assert_same(*(processes.run(2, train, gpt, letters, "adam") for letters in ("SSS", "DDP")))
 
 
 @pytest.mark.parametrize("letters", ["RSS", "SSS"])
