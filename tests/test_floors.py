@@ -128,6 +128,8 @@ def imports(source: str, hints: bool = False) -> frozenset[str]:
 
     `hints`: also those imported for type checkers alone.
     """
+    if hints and "TYPE_CHECKING" not in source:
+        return imports(source)
     found = set()
     strings = set()
     for node in (ast.walk if hints else code_of)(ast.parse(source)):
@@ -217,8 +219,8 @@ def hung(source: str) -> list[str]:
     tree = ast.parse(source)
     imported = {
         (alias.asname or alias.name).split(".")[0]
-        for node in code_of(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and node in tree.body
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
     found = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
