@@ -80,7 +80,7 @@ def test_largest_load_of_owners(costs, ranks):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_all_steps_equal_ddp(model, optimizer):
-    for ranks in (1, 2, 3, 4, 8):
+    for ranks in (1, 2, 5):
         expected = run(ranks, MODELS[model], "DDP", optimizer)
         for letters in LETTERS:
             assert_same(run(ranks, MODELS[model], letters, optimizer), expected)
