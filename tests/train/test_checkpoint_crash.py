@@ -76,7 +76,7 @@ def count_calls(tmp_path: Path, write_bytes: int, keep: int) -> int:
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("torn", [False, True])
 def test_killed_save_leaves_old_or_new_state(tmp_path, keep, torn):
-    """Killed at any file operation, of which each case takes every fourth and the last, a save leaves the old state or the new."""
+    """Killed at any file operation, a save leaves the old state or the new one: each case takes every fourth."""
     calls = count_calls(tmp_path, SMALL, keep)
     seen = []
     for target in (*range(2 * torn + keep - 1, calls - 1, 4), calls - 1):

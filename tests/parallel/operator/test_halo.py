@@ -131,7 +131,7 @@ def check(op, inputs, strategy, devices):
 
 
 @pytest.mark.parametrize("name", ["Conv2d", "MaxPool2d", "AvgPool2d"])
-@settings(max_examples=25)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(data=st.data())
 def test_dividing_cuts_match_one_device(name, data):
     check(*data.draw(calls(name)))
