@@ -111,15 +111,12 @@ HINTS_COUNT = ("comm", "arrays", "optim")
 
 def code_of(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes but those for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if is_typing(node):
-            assert isinstance(node, ast.If)
-            for other in node.orelse:
-                yield other
-                yield from code_of(other)
-        else:
-            yield node
-            yield from code_of(node)
+    todo = [tree]
+    while todo:
+        for node in ast.iter_child_nodes(todo.pop()):
+            kept = node.orelse if is_typing(node) else [node]
+            yield from kept
+            todo += kept
 
 
 @cache
