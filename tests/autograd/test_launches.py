@@ -144,7 +144,7 @@ def small_gpt() -> sp.nn.Module:
 # Model, inputs, labels, optimizer, kernels of a step.
 STEPS: dict[str, tuple[Any, Any, Any, Any, int]] = {
     "LeNet-5": (sp.models.lenet5, np.ones((8, 1, 28, 28), np.float32), np.zeros(8, int), sp.optim.SGD, 75),
-    "ResNet-18": (sp.models.resnet18, np.ones((2, 3, 32, 32), np.float32), np.zeros(2, int), sp.optim.SGD, 695),
+    "ResNet-18": (sp.models.resnet18, np.ones((4, 3, 32, 32), np.float32), np.zeros(4, int), sp.optim.SGD, 695),
     "GPT": (small_gpt, np.zeros((4, 32), int), np.zeros((4, 32), int), sp.optim.AdamW, 190),
 }
 

@@ -571,11 +571,11 @@ class _Ufunc:
 class StrictNamespace:
     """`numpy` with the names of `cupy`; likewise `xp.linalg` and other submodules."""
 
-    def __init__(self, module: ModuleType, missing: frozenset[str], keywords: Mapping[str, frozenset[str]]) -> None:
-        self._module, self._missing, self._keywords = module, missing, keywords
-
     def __reduce__(self) -> str:
         return "xp"  # as modules are: by its name
+
+    def __init__(self, module: ModuleType, missing: frozenset[str], keywords: Mapping[str, frozenset[str]]) -> None:
+        self._module, self._missing, self._keywords = module, missing, keywords
 
     def fuse(self, *, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return lambda function: lambda *args: _run_fused(function, kernel_name, args)
