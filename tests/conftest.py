@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import array_backends
+import cloudpickle
 import pytest
 import reach
 import refusals
@@ -83,6 +84,13 @@ def inline():
 @pytest.fixture(scope="module", params=TRANSPORTS)
 def world(request):
     with World(request.param) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Warm ranks that are processes: a launch of its own takes as long as thousands of collectives."""
+    with World("shm") as world:
         yield world
 
 
@@ -172,7 +180,10 @@ recorder: reach.Recorder | None = None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    """Send what tests run on ranks by value: ranks need import neither the test's module nor pytest and Hypothesis."""
     global recorder
+    for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
+        cloudpickle.register_pickle_by_value(module)
     if session.config.getoption("--record-reach") and session.items:
         recorder = reach.Recorder(session.config.cache.mkdir("reach"))
 

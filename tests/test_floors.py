@@ -111,15 +111,12 @@ HINTS_COUNT = ("comm", "arrays", "optim")
 
 def code_of(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes but those for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if is_typing(node):
-            assert isinstance(node, ast.If)
-            for other in node.orelse:
-                yield other
-                yield from code_of(other)
-        else:
-            yield node
-            yield from code_of(node)
+    todo = [tree]
+    while todo:
+        for node in ast.iter_child_nodes(todo.pop()):
+            kept = node.orelse if is_typing(node) else [node]
+            yield from kept
+            todo += kept
 
 
 @cache
@@ -128,6 +125,8 @@ def imports(source: str, hints: bool = False) -> frozenset[str]:
 
     `hints`: also those imported for type checkers alone.
     """
+    if hints and "TYPE_CHECKING" not in source:
+        return imports(source)
     found = set()
     strings = set()
     for node in (ast.walk if hints else code_of)(ast.parse(source)):
@@ -217,8 +216,8 @@ def hung(source: str) -> list[str]:
     tree = ast.parse(source)
     imported = {
         (alias.asname or alias.name).split(".")[0]
-        for node in code_of(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and node in tree.body
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
     found = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]

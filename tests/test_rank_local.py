@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import simparallel as sp
-from simparallel import rank_local
-from simparallel.backend import random_state
+from simparallel import backend, rank_local
 from simparallel.rank_local import RankLocal, begin_run, per_rank
 
 
@@ -88,9 +87,9 @@ def differing() -> dict[str, Any]:
 
 
 def before_and_after() -> tuple[Any, Any]:
-    before = set(differing()), random_state.snapshot()
+    before = set(differing()), backend.random_state.snapshot()
     leave_everything_open()
-    return before, (set(differing()), random_state.snapshot())
+    return before, (set(differing()), backend.random_state.snapshot())
 
 
 @pytest.mark.process

@@ -396,7 +396,7 @@ def floats(rank: int, shape: tuple[int, ...], name: str) -> np.ndarray:
     return np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 1, shape)).astype(name)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (5, 3), (9000,), (70_001,)])
 def test_reductions_are_bitwise_reproducible(world, order, shape):
     """All ranks, runs and transports give the same bits, reduced in the order of the group."""

@@ -95,8 +95,8 @@ def test_quick_plans_move_right_values_and_bytes(sizes, step):
 
 
 @pytest.mark.process
-def test_between_processes():
-    assert sp.launch(run_all, (pairs_over((2, 2), 5),), world_size=4)
+def test_between_processes(processes):
+    assert processes.run(4, run_all, pairs_over((2, 2), 5))
 
 
 def test_fewest_bytes_outside_the_block():

@@ -230,11 +230,11 @@ def test_gradients_are_redistributed_back():
 
 
 @pytest.mark.process
-def test_every_pair_between_processes():
+def test_every_pair_between_processes(processes):
     layouts = layouts_over((2, 2))
     pairs = list(product(layouts, layouts))[::7]
-    assert sp.launch(run_all, (SHAPE, pairs), world_size=4)
-    assert sp.launch(run_all, ((5, 3), pairs), world_size=4)
+    assert processes.run(4, run_all, SHAPE, pairs)
+    assert processes.run(4, run_all, (5, 3), pairs)
 
 
 def test_mesh_of_many_axes_has_all_groups():
@@ -365,9 +365,9 @@ def test_ops_refuse_tensors_on_some_ranks():
 
 
 @pytest.mark.process
-def test_redistribution_between_some_processes():
+def test_redistribution_between_some_processes(processes):
     pairs = [(a, b) for s, t in product(SUBSETS, SUBSETS) for a in placed_over(s)[:2] for b in placed_over(t)[:2]]
-    assert sp.launch(run_between_ranks, (pairs[::5],), world_size=4)
+    assert processes.run(4, run_between_ranks, pairs[::5])
 
 
 def test_replicated_scalar_does_not_move():

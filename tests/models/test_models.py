@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from simparallel import manual_seed, models, nn, optim
+from simparallel import manual_seed, models, nn, no_init_parameters, optim
 from simparallel.autograd import Tensor, functions as F
 from simparallel.errors import DTypeError, InputError, ShapeError
 
@@ -85,7 +85,8 @@ def test_gpt_takes_lists_arrays_and_single_sequences():
     ],
 )
 def test_resnets_match_torchvision_parameters(make, stem, classes, count):
-    model = make(classes, stem)
+    with no_init_parameters():  # their shapes alone
+        model = make(classes, stem)
     names = {name: parameter.shape for name, parameter in model.named_parameters()}
 
     assert num_parameters(model) == count
@@ -98,16 +99,16 @@ def test_resnets_match_torchvision_parameters(make, stem, classes, count):
 def test_resnet18_learns():
     manual_seed(0)
     model = models.resnet18(10, stem="cifar")
-    found = losses(model, (4, 3, 16, 16), num_steps=4, lr=0.01)
+    found = losses(model, (4, 3, 8, 8), num_steps=3, lr=0.01)
 
     assert found[-1] < found[0]
-    assert model(np.zeros((2, 3, 32, 32), np.float32)).shape == (2, 10)
+    assert model(np.zeros((1, 3, 16, 16), np.float32)).shape == (1, 10)
 
 
 def test_resnet50_takes_images_of_any_size():
     model = models.resnet50(7)
 
-    assert model(np.zeros((1, 3, 65, 40), np.float32)).shape == (1, 7)
+    assert model(np.zeros((1, 3, 33, 20), np.float32)).shape == (1, 7)
 
 
 def test_resnet_refuses_an_unknown_stem():

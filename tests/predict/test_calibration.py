@@ -8,7 +8,7 @@ from math import log
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from refusals import refused
 
 import simparallel as sp
@@ -39,7 +39,6 @@ def sampled(cost, shapes, name="op"):
 
 
 @given(costs())
-@settings(max_examples=20)
 def test_constants_of_an_operation_are_found(drawn):
     cost, shapes = drawn
     found = fit_op(sampled(cost, shapes))
@@ -50,7 +49,6 @@ def test_constants_of_an_operation_are_found(drawn):
 
 
 @given(costs(), st.sampled_from([0.2, 5.0]))
-@settings(max_examples=10)
 def test_outliers_hardly_move_the_constants(drawn, factor):
     cost, shapes = drawn
     samples = sampled(cost, shapes)
@@ -85,7 +83,6 @@ def test_one_sample_is_a_constant():
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e6, 1e11))
-@settings(max_examples=20)
 def test_one_line_needs_one_segment(latency_s, bandwidth):
     link = fit_link({8 << shift: latency_s + (8 << shift) / bandwidth for shift in range(0, 24, 2)})
     assert link.segments == ()
@@ -95,7 +92,6 @@ def test_one_line_needs_one_segment(latency_s, bandwidth):
 
 
 @given(st.floats(1e-6, 1e-4), st.integers(4, 9), st.floats(3, 30))
-@settings(max_examples=20)
 def test_another_protocol_is_another_segment(latency_s, position, factor):
     sizes = [8 << shift for shift in range(0, 26, 2)]
     small, large = LinkSpec(latency_s, 1e9), LinkSpec(latency_s * factor, 8e9)

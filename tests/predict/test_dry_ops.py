@@ -37,7 +37,6 @@ def _steps(array: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize("name", sorted(Op.registry))
-@settings(max_examples=15)
 @given(data=st.data())
 def test_dry_op_observed_as_real(name: str, data: Any) -> None:
     dtype = data.draw(st.sampled_from((np.float32, np.float64, np.float16)))
@@ -63,7 +62,7 @@ def views(draw: Any) -> Any:
     return shape, view
 
 
-@settings(max_examples=100)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(views(), st.data())
 def test_dry_array_reshapes_as_real(view: Any, data: Any) -> None:
     """In the same place where NumPy makes a view, and into a copy where it makes a copy."""

@@ -35,6 +35,16 @@ def test_enough_rows_of_enough_publications(rows):
     assert all(table["url"] and table["where"] and table["assumed"] for table in published.tables())
 
 
+def test_page_has_what_is_predicted(rows):
+    """Each row, the memory, the prose; the whole page is a document, because it predicts all rows five times."""
+    text = published.PAGE.read_text()
+    assert published.INTRODUCTION in text
+    assert published.READING in text
+    _, _, *expected = published.markdown((), map(published.line, rows))
+    assert [line for line in (*expected, *published.memory_lines()) if f"{line}\n" not in text] == []
+
+
+@pytest.mark.documents
 def test_page_is_what_the_script_writes(rows):
     """If it is not: python figures/published.py."""
     assert published.PAGE.read_text() == published.page(rows)

@@ -684,7 +684,7 @@ sp.launch(work, world_size=2)
         script.communicate(timeout=10)
 
 
-@pytest.mark.parametrize("mode", ["collective", "compute", "sleep"])
+@pytest.mark.parametrize("mode", ["collective", "compute"])
 def test_ctrl_c(tmp_path: Path, mode: str) -> None:
     script = start_script(tmp_path, RANKS + "sp.launch(work, world_size=2)", mode)
     started(tmp_path)
@@ -782,8 +782,8 @@ print(cluster.run(len, b"12345"))
 def test_many_launches_do_not_add_up() -> None:
     sp.launch(sp.get_rank, world_size=2)
     before = belongings()
-    for number in range(5):
-        if number == 2:
+    for number in range(3):
+        if number == 1:
             failure(sp.launch, os._exit, (1,), world_size=2, echo=False)
         else:
             sp.launch(sp.get_rank, world_size=2)

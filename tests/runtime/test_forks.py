@@ -57,16 +57,15 @@ def raises() -> NoReturn:
     raise ValueError("a child raises")
 
 
-@pytest.mark.parametrize(
-    ("function", "code", "words"),
-    [(returns, 0, "a child returns"), (exits, 3, ""), (exits_with_words, 1, "a child exits with words"),
-     (raises, 1, "ValueError: a child raises")],
-)  # fmt: skip
+ENDS = [
+    (returns, 0, "a child returns"), (exits, 3, ""), (exits_with_words, 1, "a child exits with words"),
+    (raises, 1, "ValueError: a child raises"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_rank_continues_after_a_forked_process(
-    transport: str, function: Callable[[], None], code: int, words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fork() -> int | None:
+def test_rank_continues_after_a_forked_process(transport: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def fork(function: Callable[[], None]) -> int | None:
         pid = os.fork() if sp.get_rank() == 0 else 1
         if pid == 0:
             function()
@@ -74,11 +73,12 @@ def test_rank_continues_after_a_forked_process(
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid > 1 else None
 
     with sp.Cluster(2, transport=transport) as cluster:
-        assert cluster.run(fork) == [code, None]
-        # The child's output is not read as an answer to this run.
-        assert cluster.run(lambda: sp.all_reduce(np.ones(1)).tolist()) == [[2.0], [2.0]]
-    told = capfd.readouterr()
-    assert words in told.out + told.err
+        for function, code, words in ENDS:
+            assert cluster.run(fork, function) == [code, None]
+            # The child's output is not read as an answer to this run.
+            assert cluster.run(lambda: sp.all_reduce(np.ones(1)).tolist()) == [[2.0], [2.0]]
+            told = capfd.readouterr()
+            assert words in told.out + told.err
 
 
 @pytest.mark.process
@@ -168,6 +168,8 @@ def square_and_rank(x: int) -> tuple[int, int]:
 @pytest.mark.process
 def test_pools_of_processes_work_in_a_rank() -> None:
     def pooled() -> tuple[list[tuple[int, int]], float, bool]:
+        from test_forks import square_and_rank  # pools find it by its name
+
         with multiprocessing.Pool(2) as pool:
             squares = pool.map(square_and_rank, [1, 2, 3])
             try:

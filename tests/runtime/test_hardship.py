@@ -30,9 +30,8 @@ def test_host_and_a_rank_die_at_once() -> None:
         sp.barrier()
 
     with sp.Cluster(3, echo=False) as cluster:
-        for _ in range(2):
-            with pytest.raises((LaunchError, RunFailedError), match=r"host process ended|rank [012] of 3 failed"):
-                cluster.run(kill_both)
+        with pytest.raises((LaunchError, RunFailedError), match=r"host process ended|rank [012] of 3 failed"):
+            cluster.run(kill_both)
         assert works(cluster)
 
 
@@ -57,7 +56,7 @@ def test_stopped_host() -> None:
         assert works(cluster)
 
 
-@pytest.mark.parametrize("second", ["raise", "SIGKILL", "os._exit(0)", "exit3"])
+@pytest.mark.parametrize("second", ["raise", "SIGKILL", "os._exit(0)"])
 def test_second_failure_during_the_first_report(second: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever rank is reported as the cause, all remaining ranks raise and name it."""
     first = "rank=0;seq=2;phase=reduce;action=raise"
@@ -119,7 +118,7 @@ print(set(sp.launch(sums, world_size=8, echo=False)))
     assert (out, err) == ("{1120.0}\n", "")
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_launchers_with_threads_and_start_method(tmp_path: Path, method: str) -> None:
     text = f"""
 import multiprocessing, threading
@@ -146,7 +145,7 @@ import numpy as np
 import simparallel as sp
 def sums():
     return float(sp.all_reduce(np.ones(100_000))[0])
-for gib in (0.5, 1, 2, 4, 40):
+for gib in (0.5, 2, 40):
     resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30), resource.RLIM_INFINITY))
     try:
         print(sp.launch(sums, world_size=2, echo=False))

@@ -52,7 +52,7 @@ def warm() -> Iterator[sp.Cluster]:
 
 
 @process
-@pytest.mark.parametrize("world_size", [1, 2, 5])  # 5: perhaps more than this machine's cores
+@pytest.mark.parametrize("world_size", [1, 5])  # 5: perhaps more than this machine's cores
 def test_results_in_order_of_ranks(world_size: int) -> None:
     def everything(x: np.ndarray, scale: float = 1.0) -> tuple[int, int, np.ndarray]:
         total = sp.all_reduce(x * (sp.get_rank() + 1))
@@ -117,12 +117,12 @@ def test_any_function_can_be_sent(warm: sp.Cluster, kind: str) -> None:
         assert all(isinstance(result, function) for result in results)  # the same class, not a copy
 
 
-@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=process)])
-def test_argument_names_are_free(transport: str) -> None:
+@process
+def test_argument_names_are_free(warm: sp.Cluster) -> None:
     """A keyword argument may have the name of a parameter of `run`."""
     kwargs = {"function": 1, "self": 2, "args": 3}
-    results = sp.launch(lambda **values: values, kwargs=kwargs, transport=transport)
-    assert results == [kwargs]
+    assert sp.launch(lambda **values: values, kwargs=kwargs, transport="inline") == [kwargs]
+    assert warm.run(lambda **values: values, **kwargs) == [kwargs] * 2
 
 
 @process
@@ -643,10 +643,10 @@ multiprocessing.set_start_method("spawn")  # raises where somebody has fixed it 
 
 
 @process
-def test_ranks_may_use_all_cores() -> None:
+def test_ranks_may_use_all_cores(warm: sp.Cluster) -> None:
     """Ranks start on their share of the cores, and may leave it."""
     cores = os.sched_getaffinity(0)
-    assert sp.launch(lambda: os.sched_getaffinity(0), world_size=4, echo=False) == [cores] * 4
+    assert warm.run(lambda: os.sched_getaffinity(0)) == [cores] * 2
 
 
 @pytest.mark.parametrize(
@@ -672,9 +672,7 @@ def test_shares_of_the_cores(
 
 
 @process
-@pytest.mark.parametrize(
-    ("world_size", "given", "users"), [(1, None, None), (2, None, None), (1, None, 2), (2, 3, None), (2, 3, 2)]
-)
+@pytest.mark.parametrize(("world_size", "given", "users"), [(1, None, None), (2, None, None), (1, None, 2), (2, 3, 2)])
 def test_blas_threads_are_bounded(
     world_size: int, given: int | None, users: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -755,7 +753,7 @@ def test_modules_beside_the_script_are_found(tmp_path: Path) -> None:
 
 
 @process
-@pytest.mark.parametrize("closed", [(0,), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [(1, 2), (0, 1, 2)])
 def test_launcher_without_standard_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
     text = f"""
 import os, sys
@@ -802,7 +800,7 @@ print(sp.launch(lambda: "" in sys.path, world_size=2))
 def test_no_limits() -> None:
     limits = {"timeout_s": math.inf, "start_timeout_s": math.inf}
     assert sp.launch(lambda: sp.all_reduce(np.ones(1)).item(), world_size=2, echo=False, **limits) == [2, 2]
-    assert sp.launch(abs, (-3,), timeout_s=10**400, start_timeout_s=10**400) == [3]
+    assert sp.launch(abs, (-3,), timeout_s=10**400, start_timeout_s=10**400, transport="inline") == [3]
 
 
 # --- import --------------------------------------------------------------------------------------

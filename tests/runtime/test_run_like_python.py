@@ -176,7 +176,7 @@ print(f.__annotations__)
     assert "{'x': <class 'int'>}" in out
 
 
-@pytest.mark.parametrize("words", [["--", "--"], ["train.py", "--", "a"], []])
+@pytest.mark.parametrize("words", [["--", "--"], ["train.py", "--", "a"]])
 def test_arguments_are_passed_on_unchanged(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("import sys\nprint(sys.argv)\n", *words) == 0
     assert f"{['train.py', *words]}" in capsys.readouterr().out

@@ -71,8 +71,9 @@ def test_lockstep_equals_batch(name, data):
     _replayed_ps(space, choice)
 
 
-@pytest.mark.parametrize(("preset", "dtype"), [("dgx-h100", "float8"), ("ascend910-8", "float32")])
-@pytest.mark.parametrize("name", ["images", "tokens"])
+@pytest.mark.parametrize(
+    ("name", "preset", "dtype"), [("images", "dgx-h100", "float8"), ("tokens", "ascend910-8", "float32")]
+)
 def test_presets(name, preset, dtype):
     cluster = describe(8, preset, dtype=dtype)
     space, _kept = space_of(name, cluster)

@@ -35,6 +35,13 @@ def _free_plan(device_num):
     return plan_graph(graph, slow_cluster(device_num), split=split)
 
 
+@cache
+def _front():
+    """Return plans of two devices, of each memory the fastest."""
+    (graph, *split), _kept = _graphs(2)
+    return pareto_plans(graph, slow_cluster(2), split=split, points=8)
+
+
 def _step_ps(plan, cluster):
     prediction = sp.dry_run(
         train, ("saving", "auto", 3), {"plan": plan}, world_size=plan.device_num, cluster=cluster, fold=False
@@ -45,7 +52,7 @@ def _step_ps(plan, cluster):
 def test_the_front_runs_as_priced():
     cluster = slow_cluster(2)
     (graph, *split), _kept = _graphs(2)
-    plans = pareto_plans(graph, cluster, split=split, points=8)
+    plans = _front()
     assert len(plans) > 3
     for before, after in zip(plans, plans[1:], strict=False):
         assert before.memory_bytes < after.memory_bytes
@@ -105,9 +112,7 @@ def test_more_memory_is_never_slower():
 
 def test_ranks_find_the_plan_and_run_it():
     """With a limit that nothing else meets, the values are those of one device."""
-    (graph, *split), _kept = _graphs(2)
-    front = pareto_plans(graph, slow_cluster(2), split=split)
-    limit = front[0].memory_bytes
+    limit = _front()[0].memory_bytes
     results = sp.launch(
         train, ("saving",), {"memory_limit": limit}, world_size=2, transport="inline",
         device=slow_cluster(2).device, link=sp.LinkSpec(1e-6, 1e9),

@@ -572,6 +572,9 @@ class _Ufunc:
 class StrictNamespace:
     """`numpy` with the names of `cupy`; likewise `xp.linalg` and other submodules."""
 
+    def __reduce__(self) -> str:
+        return "xp"  # as modules are: by its name
+
     def __init__(self, module: ModuleType, missing: frozenset[str], keywords: Mapping[str, frozenset[str]]) -> None:
         self._module, self._missing, self._keywords = module, missing, keywords
 

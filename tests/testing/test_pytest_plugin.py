@@ -310,16 +310,17 @@ KNOWN = [
 @pytest.mark.process
 @pytest.mark.parametrize("texts", [KNOWN, ["another one"]], ids=["known", "other"])
 def test_suite_starts_beside_other_plugins(tmp_path, texts):
-    """It turns warnings into errors, but not those that pytest-benchmark and pytest-asyncio give as they start."""
+    """Its settings turn warnings into errors, but not those that pytest-benchmark and pytest-asyncio give at once."""
     plugin = (
         f"import warnings\n\ndef pytest_configure(config):\n    for text in {texts}:\n        warnings.warn(text)\n"
     )
     (tmp_path / "of_a_test.py").write_text(plugin)
     root = Path(__file__).parents[2]
-    words = ["-n", "0", "-p", "of_a_test", "-p", "no:cacheprovider", "--collect-only", "tests/base/test_blas.py"]
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    words = ["-n", "0", "-p", "of_a_test", "-p", "no:cacheprovider", "--collect-only", "-c", "setup.cfg"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
+        [sys.executable, "-m", "pytest", *words, tmp_path / "test_it.py"],
         cwd=root, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}, capture_output=True, timeout=60,
     )  # fmt: skip
 
-    assert (done.returncode == 0) == (texts is KNOWN), done.stderr.decode()
+    assert (done.returncode == 0) == (texts is KNOWN), done.stdout.decode() + done.stderr.decode()

@@ -76,10 +76,10 @@ def count_calls(tmp_path: Path, write_bytes: int, keep: int) -> int:
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("torn", [False, True])
 def test_killed_save_leaves_old_or_new_state(tmp_path, keep, torn):
-    """Killed at an even file operation, or an odd one, a save leaves the old state or the new one."""
+    """Killed at any file operation, a save leaves the old state or the new one: each case takes every fourth."""
     calls = count_calls(tmp_path, SMALL, keep)
     seen = []
-    for target in range(keep - 1, calls, 2):
+    for target in (*range(2 * torn + keep - 1, calls - 1, 4), calls - 1):
         directory = tmp_path / str(target)
         save(directory, OLD)
         with pytest.raises(Killed):

@@ -108,7 +108,7 @@ def test_resume_after_any_step_has_the_same_bits(tmp_path, kind):
     (whole,) = sp.launch(train, (tmp_path / "whole", kind, 3, 1), transport="inline")
     assert same(whole["own"], whole["history"])
 
-    @settings(max_examples=9)
+    @settings(max_examples=2 * settings.default.max_examples // 3)
     @given(st.integers(1, 3 * STEPS - 1), st.integers(1, 2 * STEPS))
     def check(interrupt, every):
         folder = tmp_path / f"{interrupt} {every}"

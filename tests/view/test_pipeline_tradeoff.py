@@ -16,7 +16,7 @@ def test_tradeoff_labels_do_not_overlap(ranks, microbatches):
     names = ["gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb"]
     names += ["zbv", "v_half", "v_min", "dualpipe_v", "dualpipe", "chimera"]
     schedules = [sp.pipeline_schedule(name, ranks, microbatches) for name in names]
-    found = [sp.search_schedule(ranks, microbatches, memory, states=5_000).schedule for memory in range(1, ranks + 1)]
+    found = [sp.search_schedule(ranks, microbatches, memory, states=500).schedule for memory in range(1, ranks + 1)]
     ax = plot_schedule_tradeoff(schedules, found)
     assert sorted(name for text in ax.texts for name in text.get_text().split(", ")) == sorted(names)
     ax.figure.draw_without_rendering()

@@ -94,13 +94,7 @@ def left_to_the_collector(name):
         gc.enable()
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with sp.Cluster(2) as cluster:
-        yield cluster
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_step_leaves_no_garbage_cycles(cluster, name):
-    for left in cluster.run(left_to_the_collector, name):
+def test_step_leaves_no_garbage_cycles(processes, name):
+    for left in processes.run(2, left_to_the_collector, name):
         assert bool(left) == (name == "a cycle"), left

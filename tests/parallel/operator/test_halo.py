@@ -131,7 +131,7 @@ def check(op, inputs, strategy, devices):
 
 
 @pytest.mark.parametrize("name", ["Conv2d", "MaxPool2d", "AvgPool2d"])
-@settings(max_examples=25)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(data=st.data())
 def test_dividing_cuts_match_one_device(name, data):
     check(*data.draw(calls(name)))
@@ -249,9 +249,9 @@ LAYOUTS = [
 ]
 
 
-def compare_steps(layout, **how):
+def compare_steps(layout, world):
     y, grads, _, _ = step()
-    for found, found_grads, lies, moved in sp.launch(step, (layout,), world_size=4, **how):
+    for found, found_grads, lies, moved in world.run(4, step, layout):
         np.testing.assert_allclose(found, y, rtol=1e-6, atol=1e-9)
         for gradient, expected in zip(found_grads, grads, strict=True):
             np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
@@ -260,13 +260,13 @@ def compare_steps(layout, **how):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.axes_by_dim))
-def test_network_follows_the_cut_of_its_images(layout):
-    compare_steps(layout, transport="inline")
+def test_network_follows_the_cut_of_its_images(layout, inline):
+    compare_steps(layout, inline)
 
 
 @pytest.mark.process
-def test_network_cut_both_ways_between_processes():
-    compare_steps(LAYOUTS[0])
+def test_network_cut_both_ways_between_processes(processes):
+    compare_steps(LAYOUTS[0], processes)
 
 
 def test_missing_halo_gradient_is_found(monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import simparallel as sp
 
@@ -54,7 +54,6 @@ def _alone(use: str) -> Any:
 
 @pytest.mark.parametrize("use", USES)
 @given(st.data(), st.booleans())
-@settings(max_examples=12)
 def test_gradients_are_those_of_one_device(use, data, explicit):
     def drawn() -> tuple[Any, ...]:
         first = data.draw(st.sampled_from(DIMS))

@@ -26,7 +26,7 @@ def _cell(schedule, rank, text):
     return schedule._lists.cells[rank][schedule.actions[rank].index(text)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(timed())
 def test_bubbles_and_work_add_up(case):
     schedule, times = case
@@ -40,7 +40,7 @@ def test_bubbles_and_work_add_up(case):
         assert bubble.barrier == makespan - ran[-1].end
 
 
-@settings(max_examples=40)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(timed(), st.data())
 def test_memory_is_the_time_of_a_forward_run_earlier(case, data):
     """Move the next forward in front of each cell that waits for a gradient: it starts so much before that cell."""
@@ -64,7 +64,7 @@ def test_memory_is_the_time_of_a_forward_run_earlier(case, data):
     assert memory == schedule.bubbles(**times)[rank].memory
 
 
-@settings(max_examples=150)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(timed())
 def test_critical_path_is_a_chain(case):
     schedule, times = case
@@ -85,7 +85,7 @@ def test_critical_path_is_a_chain(case):
     assert total == schedule.cost(**times).makespan
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.integers(2, 7), st.integers(1, 28), st.integers(1, 5), st.integers(1, 5), st.integers(0, 6))
 def test_no_limit_of_memory_in_gpipe(ranks, microbatches, forward, backward, message):
     """No forward is left when it waits for gradients: they take a forward and a backward of each stage behind."""
@@ -95,7 +95,7 @@ def test_no_limit_of_memory_in_gpipe(ranks, microbatches, forward, backward, mes
         assert bubble == (r * fill, 0, behind * (forward + backward + 2 * message), 0, r * (backward + message))
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.integers(2, 7), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_first_rank_of_1f1b_lacks_memory(ranks, rounds, forward, backward):
     """Inputs of its forwards are always there: whenever one is left, only live activations hold it back."""

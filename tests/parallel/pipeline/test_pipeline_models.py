@@ -53,11 +53,10 @@ def _train(make, loss_fn, inputs, labels, steps=1, microbatches=4, **settings):
     return loss.item(), gradients, pipeline.stages, pipeline.predict(*inputs).numpy() if network.training else None
 
 
-def _check(make, loss_fn, inputs, labels, world_size=4, steps=1, transport="inline", **settings):
+def _check(make, loss_fn, inputs, labels, world_size=4, steps=1, world=None, **settings):
     loss, gradients = _alone(make(), loss_fn, inputs, labels, steps)
-    results = sp.launch(
-        _train, (make, loss_fn, inputs, labels, steps), settings, world_size=world_size, transport=transport
-    )
+    train = partial(_train, make, loss_fn, inputs, labels, steps, **settings)
+    results = world.run(world_size, train) if world else sp.launch(train, world_size=world_size, transport="inline")
     found = set()
     for other, own, _, _ in results:
         assert other == pytest.approx(loss, rel=1e-9)
@@ -92,9 +91,9 @@ def test_an_example_gives_stages(schedule):
 
 
 @pytest.mark.process
-def test_gpt_on_processes():
+def test_gpt_on_processes(processes):
     x, labels = _tokens(8)
-    _check(_gpt, _cross_entropy, [x], labels, schedule="1f1b", stages=GPT_STAGES, transport="shm")
+    _check(_gpt, _cross_entropy, [x], labels, schedule="1f1b", stages=GPT_STAGES, world=processes)
 
 
 def test_losses_of_the_micro_batches():
@@ -184,9 +183,10 @@ def test_gpt_on_a_mesh(mesh):
 
 
 @pytest.mark.process
-def test_gpt_on_a_mesh_of_processes():
-    arguments = (*MESHES[0][:3], 16, 2, TWO_STAGES)
-    _check_mesh(sp.launch(_train_on_a_mesh, arguments, world_size=8), 16, 2)
+@pytest.mark.parametrize("mesh", MESHES[2:], ids=["pp-tp", "dp-pp"])
+def test_gpt_on_a_mesh_of_processes(mesh, processes):
+    shape, axes, schedule, stages = mesh
+    _check_mesh(processes.run(4, _train_on_a_mesh, shape, axes, schedule, 16, 2, stages), 16, 2)
 
 
 def test_a_dry_run_of_a_mesh_has_the_same_events():

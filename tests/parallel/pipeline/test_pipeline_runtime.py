@@ -87,7 +87,7 @@ def _is_run(schedule):
 
 
 @pytest.mark.matrices
-@settings(max_examples=60)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(schedules().filter(_is_run), st.integers(0, 5))
 def test_gradients_are_those_of_one_device(schedule, more):
     samples = schedule.microbatches + more
@@ -115,9 +115,9 @@ def test_integers_are_equal_to_the_bit(name):
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zbv", "dualpipe_v"])
-def test_processes(name):
+def test_processes(name, processes):
     schedule = sp.pipeline_schedule(name)
-    results = sp.launch(_train, (schedule, 19), world_size=4)
+    results = processes.run(4, _train, schedule, 19)
     _check(results, _make(schedule.num_stages), 19)
 
 
@@ -275,7 +275,7 @@ def test_frozen_stages_pass_gradients_on():
     assert has == {f"{i}.{kind}": i in (1, 3) for i in range(4) for kind in ("weight", "bias")}
 
 
-@settings(max_examples=200)
+@settings(max_examples=10 * settings.default.max_examples)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8), st.integers(2, 30))
 def test_stages_are_balanced(sizes, count, room):
     """As brute force: the largest stage is as small as it can be; later stages have more memory, as in 1F1B."""

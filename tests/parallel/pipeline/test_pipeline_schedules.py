@@ -28,9 +28,10 @@ def _golden():
 
 
 @st.composite
-def schedules(draw, names=tuple(RULES)):
-    """Draw a schedule that its rule allows."""
-    name, ranks, microbatches = draw(st.sampled_from(names)), draw(st.integers(1, 8)), draw(st.integers(1, 32))
+def schedules(draw, names=tuple(RULES), ranks=8, microbatches=32):
+    """Draw a schedule that its rule allows, of at most about as many ranks and micro-batches."""
+    name = draw(st.sampled_from(names))
+    ranks, microbatches = draw(st.integers(1, ranks)), draw(st.integers(1, microbatches))
     chunks = draw(st.integers(1, 3)) if RULES[name].chunks is None else None
     if name in ("dualpipe", "chimera"):
         ranks += ranks % 2
@@ -72,7 +73,7 @@ def test_chimera_costs():
     assert schedule.cost(1, 0, 1).makespan == 10
 
 
-@settings(max_examples=100)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(schedules())
 def test_every_schedule_passes_its_check(schedule):
     cost = schedule.check()
@@ -83,7 +84,7 @@ def test_every_schedule_passes_its_check(schedule):
     assert cost.work == per_rank
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.integers(2, 7), st.integers(1, 28), st.integers(1, 5), st.integers(1, 7), st.integers(0, 6))
 def test_closed_forms_with_latency(ranks, microbatches, forward, backward, message):
     def makespan(name):
@@ -98,7 +99,7 @@ def test_closed_forms_with_latency(ranks, microbatches, forward, backward, messa
         assert makespan("eager_1f1b") == fill + 2 * message * (ranks - 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.integers(1, 8), st.integers(1, 32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_closed_forms_of_split_backwards(ranks, microbatches, forward, first, second):
     assume(microbatches >= ranks)
@@ -111,7 +112,7 @@ def test_closed_forms_of_split_backwards(ranks, microbatches, forward, first, se
         assert sp.pipeline_schedule("zbv", ranks, microbatches).cost().bubble == ranks - 1
 
 
-@settings(max_examples=100)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(schedules([name for name, rule in RULES.items() if rule.bubble]))
 def test_closed_forms_of_all_rules(schedule):
     assume(schedule.microbatches >= 2 * schedule.ranks)
@@ -119,7 +120,7 @@ def test_closed_forms_of_all_rules(schedule):
     assert schedule.cost().bubble == form(schedule.ranks, schedule.microbatches)
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
 def test_closed_form_of_chimera(half, units, forward, longer):
     """Its slots have no bubble but the first ones; a backward that is longer than a forward adds some in each unit."""
@@ -127,7 +128,7 @@ def test_closed_form_of_chimera(half, units, forward, longer):
     assert cost.bubble == (2 * half - 2) * (forward + units * longer)
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(schedules(), st.lists(st.integers(1, 5), min_size=3, max_size=3), st.integers(0, 3), st.integers(2, 5))
 def test_times_scale_and_grow(schedule, times, message, factor):
     cost = schedule.cost(*times, message)
@@ -139,7 +140,7 @@ def test_times_scale_and_grow(schedule, times, message, factor):
     assert schedule.cost(*each, message) == cost
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(schedules())
 def test_messages_are_counted(schedule):
     ranks, m, stages = schedule.ranks, schedule.microbatches, schedule.num_stages
@@ -150,7 +151,7 @@ def test_messages_are_counted(schedule):
     assert schedule.cost().messages == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(schedules())
 def test_csv_round_trip(schedule):
     again = Schedule.from_csv(schedule.to_csv(), placement=schedule.placement, name=schedule.name)
@@ -167,7 +168,7 @@ def test_csv_of_pytorch():
     schedule.check()
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(schedules(), st.data())
 def test_mutations_are_refused(schedule, data):
     """A missing action, one that is done twice, and a backward before its forward."""
@@ -196,8 +197,8 @@ def test_mutations_are_refused(schedule, data):
     assert refusal.value.stage is not None
 
 
-@settings(max_examples=40)
-@given(schedules(), st.randoms(use_true_random=False))
+@settings(max_examples=2 * settings.default.max_examples)
+@given(schedules(ranks=5, microbatches=10), st.randoms(use_true_random=False))
 def test_any_order_that_respects_the_needs_is_accepted(schedule, random):
     """Run the actions in a random order that their needs allow: each rank's part of it is a legal list."""
     lists = schedule._lists

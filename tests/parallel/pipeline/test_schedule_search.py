@@ -66,7 +66,7 @@ def orders_of_a_rank(microbatches):
 ORDERS = {m: list(orders_of_a_rank(m)) for m in (1, 2)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(pipelines(ranks=2, microbatches=2))
 def test_no_order_of_actions_is_better(pipeline):
     costs = []
@@ -82,7 +82,7 @@ def test_no_order_of_actions_is_better(pipeline):
     assert found.makespan == min(cost.makespan for cost in costs if fits(cost, pipeline))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(pipelines(), st.sampled_from([1, 300, 20_000]))
 def test_found_schedule_is_legal_and_best(pipeline, states):
     found = sp.search_schedule(**pipeline, states=states)
@@ -100,7 +100,7 @@ def test_found_schedule_is_legal_and_best(pipeline, states):
         assert found.makespan <= found.named_cost.makespan == min(fitting)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(pipelines())
 def test_exact_is_between_bound_and_beam(pipeline):
     exact, beam = sp.search_schedule(**pipeline), sp.search_schedule(**pipeline, states=1)
@@ -108,7 +108,7 @@ def test_exact_is_between_bound_and_beam(pipeline):
     assert _problem(**pipeline, states=1).bound <= beam.bound <= exact.makespan <= beam.makespan
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(st.integers(1, 8), st.integers(1, 12), st.data())
 def test_bound_is_the_published_one_or_higher(ranks, microbatches, data):
     """M (TF + TI + TW) + max((P - 1) TF, max over r of (P - A) TF + (P - 1 - r) TI), for equal stages."""
@@ -119,7 +119,7 @@ def test_bound_is_the_published_one_or_higher(ranks, microbatches, data):
     assert problem.bound >= microbatches * sum(times) + max((ranks - 1) * forward, waits)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(pipelines(), st.integers(2, 4))
 def test_more_memory_is_no_slower_and_times_scale(pipeline, factor):
     makespan = sp.search_schedule(**pipeline).makespan
@@ -131,7 +131,6 @@ def test_more_memory_is_no_slower_and_times_scale(pipeline, factor):
         assert sp.search_schedule(**roomier).makespan <= makespan
 
 
-@settings(max_examples=20, deadline=None)
 @given(pipelines(), st.floats(0.01, 100))
 def test_times_may_be_floats(pipeline, factor):
     found = sp.search_schedule(**pipeline)

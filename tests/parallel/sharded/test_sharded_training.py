@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -20,8 +20,16 @@ MODELS = {"mlp": mlp, "gpt": gpt}
 PAIR = ("replicate", "shard")
 
 
-def run(ranks: int, *args: Any, transport: str = "inline", **kwargs: Any) -> list[Trained]:
-    return list(sp.launch(train, args, kwargs, world_size=ranks, transport=transport))
+def run(ranks: int, *args: Any, **kwargs: Any) -> list[Trained]:
+    """Train, or return what `DistributedDataParallel` found before, which many cases compare with."""
+    return (_expected if args[1] == "DDP" else _run)(ranks, *args, **kwargs)
+
+
+def _run(ranks: int, *args: Any, **kwargs: Any) -> list[Trained]:
+    return list(sp.launch(train, args, kwargs, world_size=ranks, transport="inline"))
+
+
+_expected = cache(_run)
 
 
 def assert_same(found: list[Trained], expected: list[Trained]) -> None:
@@ -72,15 +80,15 @@ def test_largest_load_of_owners(costs, ranks):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_all_steps_equal_ddp(model, optimizer):
-    for ranks in (1, 2, 3, 4, 8):
+    for ranks in (1, 2, 5):
         expected = run(ranks, MODELS[model], "DDP", optimizer)
         for letters in LETTERS:
             assert_same(run(ranks, MODELS[model], letters, optimizer), expected)
 
 
 @pytest.mark.process
-def test_processes_equal_ddp():
-    assert_same(run(2, gpt, "SSS", "adam", transport="shm"), run(2, gpt, "DDP", "adam", transport="shm"))
+def test_processes_equal_ddp(processes):
+    assert_same(*(processes.run(2, train, gpt, letters, "adam") for letters in ("SSS", "DDP")))
 
 
 @pytest.mark.parametrize("letters", ["RSS", "SSS"])
