@@ -270,29 +270,6 @@ class MessageLane(Lane):
         self._sent_index, self._taken_index = control.sent(src, dst), control.taken(dst, src)
         self._letters = [control.letter(src, dst, number) for number in range(RING)]
 
-    def record(
-        self,
-        recorder: Recorder,
-        op: str,
-        start_ns: int,
-        issued_ps: int,
-        start_ps: int,
-        end_ps: int,
-        sizes: tuple[int, int],
-        seq: int,
-    ) -> int:
-        """Record the event of a message; return its end, see `Recorder.communicate`.
-
-        Args:
-            issued_ps: moment at which the program issued it.
-            sizes: bytes of its array, and bytes that this rank sent.
-        """
-        stream = f"send to {self.dst}" if op == "send" else f"recv from {self.src}"
-        return recorder.communicate(
-            op, "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst), seq,
-            after=(issued_ps,),
-        )  # fmt: skip
-
 
 class Outbox(MessageLane):
     """Messages from this rank to one other rank."""
@@ -371,9 +348,10 @@ class Outbox(MessageLane):
             cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
             end_ps, sizes = start_ps + cost.time_ps, (x.nbytes, cost.sent_bytes)
             # The running work is this one.
-            self._queue[0].sim_end_ps = self.record(
-                recorder, "send", start_ns, issued_ps, start_ps, end_ps, sizes, number
-            )
+            self._queue[0].sim_end_ps = recorder.communicate(
+                "send", "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst),
+                number, after=(issued_ps,),
+            )  # fmt: skip
         if faults is not None:
             faults.at("returned", "p2p", "send", number + 1)
 
@@ -528,10 +506,11 @@ class Inbox(MessageLane):
             cost = recorder.cluster.message(x.nbytes, self.src, transport.rank)
             end_ps = max(receive.issued_ps, letter[h.SIM_PS] + cost.time_ps)
             begin_ps = max(receive.issued_ps, letter[h.SIM_PS], recorder.clock_ps.get(stream, 0))
-            start_ps, sizes = min(begin_ps, end_ps), (x.nbytes, 0)
-            receive.sim_end_ps = self.record(
-                recorder, "recv", receive.start_ns, receive.issued_ps, start_ps, end_ps, sizes, letter[h.SEQ]
-            )
+            times = receive.start_ns, perf_counter_ns(), min(begin_ps, end_ps), end_ps
+            receive.sim_end_ps = recorder.communicate(
+                "recv", "p2p", stream, *times, x.nbytes, 0, (self.src, self.dst), letter[h.SEQ],
+                after=(receive.issued_ps,),
+            )  # fmt: skip
         elif self.recorder is not None and receive.named.op == "ssend":
             # The reply to a message of this rank.
             receive.sim_end_ps = self.recorder.reply("recv", letter[h.SIM_PS], (self.src, self.dst), letter[h.TAG])

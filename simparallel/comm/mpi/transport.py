@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -119,7 +119,8 @@ class MpiTransport(AbstractTransport):
         control = self.segment.map
         self._sent = {control.sent(self.rank, rank): rank for rank in peers}
         self._taken = {control.taken(self.rank, rank): rank for rank in peers}
-        self._deadlocks = MpiDeadlockDetector(self, self._tell_wait)
+        tell_wait = partial(self._tell_all, control.wait_epoch(self.rank), kind=WAIT)
+        self._deadlocks = MpiDeadlockDetector(self, tell_wait)
 
     # --- sending words -------------------------------------------------------------------------------
 
@@ -159,23 +160,16 @@ class MpiTransport(AbstractTransport):
             message[8 * HEAD_WORDS :].view(payload.dtype).reshape(payload.shape)[...] = payload
         self._sending.append((self._world.Isend(message, rank, TAG), message))
 
-    def _tell_all(self, index: int, value: int, text: str, kind: int) -> None:
+    def _tell_all(self, index: int, value: int, payload: np.ndarray | str | None, kind: int) -> None:
+        if isinstance(payload, str):
+            payload = np.frombuffer(payload.encode(), np.uint8)
         for rank in self._copies:
-            self.tell(rank, index, value, (), np.frombuffer(text.encode(), np.uint8), kind)
-
-    def _tell_wait(self, epoch: int, payload: np.ndarray | None) -> None:
-        """Send this rank's wait record to all others, see `deadlock`; None: it continues."""
-        index = self.segment.map.wait_epoch(self.rank)
-        for rank in self._copies:
-            self.tell(rank, index, epoch, (), payload, WAIT)
+            self.tell(rank, index, value, (), payload, kind)
 
     def set_state(self, state: int) -> None:
         super().set_state(state)
-        index = self.segment.map.state(self.rank)
-        if state in (FAILED, FAILED_BY_OTHERS):
-            self._tell_all(index, state, self.segment.read_record(self.rank), RECORD)
-        else:
-            self._tell_all(index, state, "", NOTHING)
+        record = self.segment.read_record(self.rank) if state in (FAILED, FAILED_BY_OTHERS) else None
+        self._tell_all(self.segment.map.state(self.rank), state, record, RECORD)
 
     def _intern_site(self, code: Any, line: int) -> int:
         number = super()._intern_site(code, line)
