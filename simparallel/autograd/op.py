@@ -30,11 +30,11 @@ from simparallel.autograd.dims import as_dims, as_int, normalize_dims, reduced_d
 from simparallel.autograd.exchanges import Exchanges
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tensor import Tensor, as_tensor, common_device
+from simparallel.autograd.tensor import Tensor, as_tensor, common_device, device_mismatch
 from simparallel.backend import Array, get_namespace
 from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import observer_of
-from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
+from simparallel.errors import DTypeError, InputError, ShapeError, SimParallelError
 from simparallel.layout.rule import bind, output_shape
 from simparallel.machine.device import DeviceWork
 from simparallel.machine.devices import FIRST, Device, current_device
@@ -472,19 +472,9 @@ def _inputs_of(op: type[Op]) -> tuple[int, float, str]:
 def _check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
     """Raise DeviceMismatchError if some inputs are in host memory and others on a GPU."""
     devices = [device_of(tensor._data) for tensor in inputs]
-    if None not in devices or devices == [None] * len(devices):
-        return
-    told = ", ".join(
-        f"input {i} {x.shape} {f'on {device}' if device else 'in host memory'}"
-        for i, (x, device) in enumerate(zip(inputs, devices, strict=True))
-    )
-    on_gpu = next(device for device in devices if device)
-    raise DeviceMismatchError(
-        f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together first, for "
-        f"example with .to('{on_gpu}').",
-        op=who,
-        devices=list(dict.fromkeys(str(device or "host") for device in devices)),
-    )
+    on_gpu = next(filter(None, devices), None)
+    if None in devices and on_gpu is not None:
+        raise device_mismatch(who, inputs, [device or "host" for device in devices], on_gpu)
 
 
 class AbstractConstant(Op):

@@ -551,21 +551,22 @@ def find_device(name: Any) -> Device:
 
 
 def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
-    """Return the common device of the inputs, ignoring plain arrays; None if all are plain arrays.
-
-    Raises:
-        DeviceMismatchError: they are on several devices.
-    """
+    """Return the device of the inputs; None if all are plain arrays. Raises DeviceMismatchError for several devices."""
     devices = list(dict.fromkeys(tensor._device for tensor in inputs if tensor._device is not None))
     if len(devices) > 1:
-        told = ", ".join(f"input {i} {x.shape} on {x.device}" for i, x in enumerate(inputs) if x._device)
-        raise DeviceMismatchError(
-            f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together "
-            f"first, for example with .to('{devices[0]}').",
-            op=who,
-            devices=[str(device) for device in devices],
-        )
+        raise device_mismatch(who, inputs, [tensor._device for tensor in inputs], devices[0])
     return devices[0] if devices else None
+
+
+def device_mismatch(who: str, inputs: Sequence[Tensor], devices: Sequence[Any], target: str) -> DeviceMismatchError:
+    """Build the error for inputs on these devices; None is the device of a plain array, which is not listed."""
+    found = {i: f"input {i} {inputs[i].shape} on {device}" for i, device in enumerate(devices) if device is not None}
+    return DeviceMismatchError(
+        f"{who}: the tensors are on different devices: {', '.join(found.values())}. Nothing was computed. Move them "
+        f"to one device first, for example with .to('{target}').",
+        op=who,
+        devices=list(dict.fromkeys(str(devices[i]) for i in found)),
+    )
 
 
 def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor:

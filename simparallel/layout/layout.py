@@ -255,12 +255,8 @@ class Layout:
         """Return the number of the rank's chunk of `dim`, 0 … cuts[dim] - 1. Raise LayoutError if either is unknown."""
         if not is_int(dim) or not -len(self.axes_by_dim) <= dim < len(self.axes_by_dim):
             raise LayoutError(f"{self!r} lays out {len(self.axes_by_dim)} dims; it has no dim {dim!r}.")
-        mesh, coordinate, number = self.mesh, self.mesh.coordinate(rank), 0
         axes = self.axes_by_dim[dim]
-        # A mixed-radix number with the first axis outermost.
-        for axis in _real(axes, axes):
-            number = number * mesh.axis_size(axis) + coordinate[mesh.axis_names.index(axis)]
-        return number
+        return self.mesh.chunk(_real(axes, axes), rank)
 
     def all_chunks(self) -> list[tuple[int, ...]]:
         """Return the chunk numbers of every dim for each rank, in mesh order; much faster than `chunk` one by one."""
