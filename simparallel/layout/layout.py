@@ -158,10 +158,11 @@ class Layout:
         return self._derive(self._called_map(), partial, self.nested)
 
     def cut_slices(self, axis: str, dim: int = 0) -> Layout:
-        """Return the layout in which an axis cuts each slice of `dim` further, as by `torch.chunk` of the slice.
+        """Return the layout in which an axis cuts each slice of `dim` once more, as by `torch.chunk` of the slice.
 
-        Where slices are uneven this differs from a dim that all axes cut at once: 10 over ("a", "b") of 2 x 2 is 3, 3,
-        3, 1, and `layout("a").cut_slices("b")` is 3, 2, 3, 2, so that the ranks along "b" have one slice of "a".
+        For uneven slices this differs from a cut by several axes at once. With axes "a" and "b" of size 2, a dim of 10
+        has slices of 3, 3, 3, 1 in `layout(("a", "b"))`, and of 3, 2, 3, 2 in `layout("a").cut_slices("b")`: there, the
+        ranks along "b" together have one slice of "a".
 
         Raises:
             LayoutError: an unknown axis, or one that cuts a dim.
@@ -348,9 +349,9 @@ class Layout:
     def _check_aliases(self, axes: Sequence[str], used: Sequence[str]) -> None:
         for i, axis in enumerate(axes):
             if axis not in self.alias_name:
-                raise LayoutError(f"{self!r}: the axis {axis!r} is not found in {self.alias_name!r}.")
+                raise LayoutError(f"{self!r}: there is no axis {axis!r} among {self.alias_name!r}.")
             if axis in used or axis in axes[:i]:
-                raise LayoutError(f"{self!r}: the axis {axis!r} is used more than once in one tensor.")
+                raise LayoutError(f"{self!r}: the axis {axis!r} is used more than once; it cuts one dim or is partial.")
 
 
 def chunk_span(size: int, cut: int, chunk: int) -> tuple[int, int]:

@@ -8,8 +8,8 @@ gradient of fetched rows returns to the rank that holds them, and is added there
 A cut is valid if it divides the image and the number of windows. A halo wider than the neighbour's slice comes from
 several ranks; for an empty halo no message is sent.
 
-A rank asks the replica with its own number (see `boxes`). So the ranks form lines that exchange only within
-themselves, each with the whole tensor, and the gradients that return within one line make one whole gradient.
+A rank receives from the replicas with its own number (see `boxes`). So the ranks that hold one copy of the tensor
+exchange only among themselves, and the gradients that they return add up to one gradient of the whole tensor.
 """
 
 from __future__ import annotations
