@@ -270,13 +270,13 @@ class Views:
         return self.transport.words[note : note + h.USED - h.COMPARED].tolist()
 
     def places_for(
-        self, sizes: Sequence[int], takers: Iterable[int], parity: int, block_bytes: int
+        self, sizes: Sequence[int], receivers: Iterable[int], parity: int, block_bytes: int
     ) -> tuple[int, int, list[tuple[Place, Sequence[int]]]]:
         """Return memory for a head and the parts behind it, of sizes [bytes] that differ by rank.
 
         Args:
             sizes: of the head, and of each part: one for all receivers, or one for each member.
-            takers: positions of the members that read a part.
+            receivers: positions of the members that read a part.
             parity: parity of the collective's number.
             block_bytes: size of a block, if this is one of several in the same call; else 0.
 

@@ -92,11 +92,9 @@ class MessageBody(Body):
     def exchange(self, call: Call, *arguments: Any) -> Steps:
         """Run the algorithm, and record its traffic."""
         group, op, algorithm = self.group, call.plan.op, algorithm_of(call.plan)
-        letters = (call.port_type or MessagePort)(group, call)
-        yield from find(algorithm, op)(letters, *arguments)
-        call.kept = entry = Entry(
-            group.ranks[letters.rank], group.name, call.seq, op, algorithm, tuple(letters.traffic)
-        )
+        port = (call.port_type or MessagePort)(group, call)
+        yield from find(algorithm, op)(port, *arguments)
+        call.kept = entry = Entry(group.ranks[port.rank], group.name, call.seq, op, algorithm, tuple(port.traffic))
         for ledger in call.ledgers:
             ledger.entries.append(entry)
 

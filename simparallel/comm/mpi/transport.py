@@ -42,7 +42,7 @@ MPICH_MEMORY = "/dev/shm/mpich_shm_"
 # A message consists of words and of bytes. The words: index and new value of the word to set; the kind of the bytes
 # (see below); start and length of two blocks of words to copy; the words of these blocks, `h.USED` at most.
 HEAD_WORDS, _COPIED_AT = 40, 7
-NOTHING, PARCEL, LETTER, SITE, RECORD, WAIT = range(6)
+NOTHING, PARCEL, MESSAGE, SITE, RECORD, WAIT = range(6)
 
 
 def is_available() -> bool:
@@ -130,10 +130,10 @@ class MpiTransport(AbstractTransport):
             self.tell(self._taken[index], index, self.words[index])
         elif index in self._sent:
             dst, number = self._sent[index], self.words[index] - 1
-            letter = self.segment.map.letter(self.rank, dst, number)
-            offset, size = self.words[letter + h.OFFSET], self.words[letter + h.NBYTES]
+            header = self.segment.map.message(self.rank, dst, number)
+            offset, size = self.words[header + h.OFFSET], self.words[header + h.NBYTES]
             payload = self.segment.array(self.rank, offset, (size,), np.dtype(np.uint8))
-            self.tell(dst, index, number + 1, [(letter, h.USED)], payload, LETTER)
+            self.tell(dst, index, number + 1, [(header, h.USED)], payload, MESSAGE)
 
     def tell(
         self,
@@ -209,7 +209,7 @@ class MpiTransport(AbstractTransport):
             at += length
         if kind == PARCEL:
             self.parcels[index, value] = payload
-        elif kind == LETTER and payload.size:
+        elif kind == MESSAGE and payload.size:
             offset = self.words[blocks[0] + h.OFFSET]
             self._copies[src]._fallocate_to(offset + payload.size)
             self.segment.array(src, offset, payload.shape, payload.dtype)[...] = payload
