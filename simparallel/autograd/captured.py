@@ -94,7 +94,7 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
 
 
 class _Graphs(RankLocal):
-    """The graphs of a captured step on this rank, the one used last at the end, and the kinds of its calls."""
+    """The graphs of a captured step on this rank, the least recently used first, and the kinds of its calls."""
 
     outlasts_runs = True
     graphs: OrderedDict[Any, _Graph] = per_rank(OrderedDict)
@@ -250,14 +250,14 @@ def _constants_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _detached(result: Any) -> Any:
-    """Return the result of a step with its Tensors detached; refuse those that wait for a backward."""
+    """Return the result of a step with its Tensors detached; refuse a Tensor whose graph was kept for backward."""
 
     def change(item: Any) -> Any:
         if not isinstance(item, Tensor):
             return item
         if item._node is not None and item._node.ctx is not None:
             refuse(
-                "returns a Tensor that is still on the tape, for a later backward",
+                "returns a Tensor whose graph is kept for a later backward",
                 "Call backward inside the step, without retain_graph, or return detach() of it.",
             )
         return item.detach()

@@ -143,7 +143,7 @@ class LeakyReLU(AbstractFloatUnary):
     def forward(self, ctx: Context, x: Array) -> Array:
         x = self._cast(ctx, x)
         y = fused(ctx.xp, _leaky)(x, x, self.negative_slope)
-        # With a positive slope, y has the signs of x. The next op usually keeps y anyway, so this frees x.
+        # With a positive slope, y has the signs of x. The next op usually keeps y anyway, so keeping y here frees x.
         ctx.signs = y if self.negative_slope > 0 else x
         return y
 
