@@ -277,10 +277,7 @@ class Communicator(Mailbox):
 
     def _scan(self, what: Collective, x: np.ndarray, op: str, group: Any, async_op: bool, out: Any) -> Any:
         if op in ("mean", "adasum"):
-            raise InputError(
-                f"{what.name}: op={op!r} is not supported, because each rank's result is of another number of ranks; "
-                "use another op, such as 'sum'."
-            )
+            raise InputError(f"{what.name}: op={op!r} is not defined for a part of the ranks; use 'sum', and divide.")
         return self._run(what, x, group, async_op, "direct", out, op)
 
     def all_gather(

@@ -121,10 +121,10 @@ class _DescriptionReader:
         self.path = path
 
     def fail(self, node: JsonNode, text: str, key: str = "", line: int = 0) -> NoReturn:
-        told = node.located(self.path, text, line)
-        told += "" if told[-1] in ".?" else "."
+        message = node.located(self.path, text, line)
+        message += "" if message[-1] in ".?" else "."
         key = ".".join(filter(None, (node.where, key)))
-        raise ClusterError(told, path=self.path, line=line or node.line or None, key=key or None)
+        raise ClusterError(message, path=self.path, line=line or node.line or None, key=key or None)
 
     def read(self, node: JsonNode, hint: Any) -> Any:
         origin, args, value = get_origin(hint), get_args(hint), node.value

@@ -36,8 +36,8 @@ def check_number(
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     # A comparison with NaN is false.
     if not is_number or not low <= value <= high:
-        told = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:30]}..."
-        raise ClusterError(f"{owner}: {name}={told} must be a number from {low:g} to {high:g}.", key=key or field)
+        shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:30]}..."
+        raise ClusterError(f"{owner}: {name}={shown} must be a number from {low:g} to {high:g}.", key=key or field)
 
 
 def check_known(owner: str, key: str, value: Any, known: Sequence[str]) -> None:

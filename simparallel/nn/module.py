@@ -49,8 +49,8 @@ class Module:
     _path: str = ""
     # A wrapper adds nothing to the paths of its children.
     _is_wrapper: bool = False
-    # Where a subclass calls members otherwise than its base: {"weight": "gamma"}. They are registered, listed and saved
-    # under the new names only.
+    # Names of its own that a subclass gives to members of its base, such as {"weight": "gamma"}: they are registered,
+    # listed and saved under these names only.
     _renamed: ClassVar[Mapping[str, str]] = {}
     # Settings for `repr`, each with the value at which it is left out; with `...` it is always shown.
     _shown: ClassVar[Mapping[str, Any]] = {}

@@ -177,7 +177,7 @@ class AbstractLayers(AbstractRecurrent):
     def _run(self, x: Tensor, state: State, suffix: str, is_reverse: bool) -> tuple[list[Tensor], State]:
         """Return h of each step, and the state after the last step."""
         weight_ih, weight_hh, bias_ih, bias_hh = self._weights(suffix)
-        # The inputs' part of all steps in one product; only the recurrent part has to run step by step.
+        # One product gives the inputs' contribution to all steps; only the recurrent part has to run step by step.
         inputs, step = F.linear(x, weight_ih, bias_ih), self._step
         steps = []
         for t in reversed(range(x.shape[0])) if is_reverse else range(x.shape[0]):

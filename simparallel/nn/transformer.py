@@ -162,7 +162,7 @@ class AbstractTransformerLayer(Module):
         self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
-        # norm1, norm2, and norm3 where there are three parts.
+        # A norm for each part: norm1, norm2 and, with attention to a memory, norm3.
         for i in range(1, 3 + self._attends_to_memory):
             setattr(self, f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype))
         self.last_dropout = Dropout(dropout)

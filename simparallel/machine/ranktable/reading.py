@@ -69,8 +69,8 @@ def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict
         reader.fail(JsonNode(None, error.line), str(error))
     servers, form = reader.table(root)
     more = reader.num_notes - len(reader.notes)
-    told = (*reader.notes, *[f"{path}: and {more} more warnings"] * (more > 0))
-    return RankTable(in_order(servers), form, path, told)
+    warnings = (*reader.notes, *[f"{path}: and {more} more warnings"] * (more > 0))
+    return RankTable(in_order(servers), form, path, warnings)
 
 
 class _TableReader:
@@ -148,8 +148,8 @@ class _TableReader:
             self.fail(root, f"a rank table is an object, not {shown(root.value)}")
         forms = [key for key in ("server_list", "group_list") if key in root.value]
         if len(forms) != 1:
-            told = "both" if forms else "neither"
-            self.fail(root, f'needs either "server_list" (form 1.0) or "group_list" (form lab), has {told}')
+            found = "both" if forms else "neither"
+            self.fail(root, f'needs either "server_list" (form 1.0) or "group_list" (form lab), has {found}')
         servers = self._one_zero(root) if forms == ["server_list"] else self._lab(root)
         status = self.field(root, "status")
         if status.value != "completed":
@@ -158,8 +158,8 @@ class _TableReader:
         for number in range(len(self._ranks)):
             if number not in self._ranks:
                 rank = max(self._ranks)
-                told = f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}"
-                self.fail(root, told, self._ranks[rank])
+                text = f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}"
+                self.fail(root, text, self._ranks[rank])
         flaw = flaw_of((server.server_id, (device.device_id for device in server.devices)) for server in servers)
         if flaw:
             self.warn(root, flaw)
