@@ -34,7 +34,7 @@ from simparallel.rank_local import RankLocal, per_rank
 
 # Types of the constants that a step reads from global and enclosing scopes, and that its graphs depend on.
 _CONSTANTS = (bool, int, float, str, type(None))
-# Number of kinds of calls to remember: a step with new constants in each call has ever more of them.
+# The most kinds of calls to remember. Their number has no bound if the step gets new constants in each call.
 _MAX_KINDS = 256
 COPIED = "a graph works on a copy of its arguments"
 
@@ -189,7 +189,7 @@ class _Captured:
             )
 
     def _key(self, arguments: Any) -> Any:
-        """Return a hashable key of all that the step's operations visibly depend on from outside."""
+        """Return a hashable key of the outside state that the step's operations are known to depend on."""
         described: list[Any] = []
         shape = change_each(arguments, lambda item: described.append(_described(item)))
         key = repr(shape), tuple(described), grad_mode.enabled, random_state.seed, random_state.given_part

@@ -277,7 +277,7 @@ class Op(Shardable, Reversible):
         return Spec(shape, np.result_type(*(spec.dtype for spec in inputs)))
 
     def misfit(self, *shapes: tuple[int, ...]) -> str | None:
-        """Explain refused input shapes and name the way out; None if the refusal says enough."""
+        """Say why these input shapes do not fit, and what to do; None if the error of the rule says enough."""
         return None
 
     def forward(self, ctx: Context, *arrays: Array) -> Array:
@@ -286,8 +286,8 @@ class Op(Shardable, Reversible):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Return the gradients of the inputs, in order; None where `ctx.needs` is False.
 
-        It may return `dy` itself or views of it. It must not return one new array twice, nor one that it keeps: the
-        tape adds the contributions of other uses of the input to a new array in place.
+        It may return `dy` itself or views of it. It must not return the same new array twice, nor an array that the op
+        keeps: the tape adds the contributions of other uses of an input to new arrays in place.
         """
         raise TypeError(f"{self.name} does not define backward")
 
@@ -306,17 +306,17 @@ class Op(Shardable, Reversible):
         return Work(work.flops * sum(needs), work.size_bytes * sum(needs))
 
     def eager_work(self, plan: Plan) -> Work:
-        """Return the cost of forward in the kernels of today's frameworks: by default that of `work`."""
+        """Return the cost of forward in kernels of software "eager", see `DeviceSpec`: by default that of `work`."""
         return plan.work
 
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
-        """Return the cost of backward in the kernels of today's frameworks: by default by the rule of plain work."""
+        """Return the cost of backward in the same kernels: by default `work_backward` of the cost of forward."""
         return self.work_backward(needs, self.eager_work(plan))
 
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int] | None:
-        """Return what those kernels keep for backward: inputs, by number, and the bytes of all else.
+        """Return what those kernels keep for backward: the numbers of the inputs, and the bytes of everything else.
 
-        None for a forward that keeps what they do.
+        None if they keep the same as `forward`.
         """
         return None
 
@@ -327,7 +327,7 @@ class Op(Shardable, Reversible):
     def cost(self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None) -> DeviceWork:
         """Return what forward, or with `needs` backward, costs a device with this software.
 
-        Clocks, searches and closed forms all ask here.
+        The only source of prices, for clocks, searches and closed forms.
 
         Args:
             plan: of the call.

@@ -1,8 +1,8 @@
 """The communication between two layouts in closed form, for searches that price many pairs of layouts.
 
-`redistribution` plans a movement rank by rank. Here ranks are written as numbers with digits in a mixed radix, such that
-each axis of either layout is a run of digits; this is possible if the axes nest. A layout then cuts a dim by a sequence
-of digits, the outermost first. Where two layouts cut a dim by sequences with a common prefix, the prefix needs no
+`redistribution` plans a movement rank by rank. Here ranks are written as numbers in a mixed radix, such that each axis
+of either layout is a run of digits; this is possible if the axes nest. A layout then cuts a dim by a sequence of
+digits, the outermost first. Where two layouts cut a dim by sequences with a common prefix, the prefix needs no
 communication. Of the digits behind it,
 
     those of the source    are gathered: ranks that differ in them exchange parts,

@@ -70,7 +70,7 @@ class AbstractRowNorm(AbstractNorm):
         return Work(11 * work.flops // 7, 14 * work.size_bytes // 9)
 
     def eager_work(self, plan: Plan) -> Work:
-        # A row stays on the chip between its statistics and its result.
+        # A row stays in on-chip memory between its statistics and its result.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
 
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:

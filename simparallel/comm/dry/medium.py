@@ -33,7 +33,7 @@ from simparallel.comm.work import Steps
 from simparallel.errors import ClusterError
 from simparallel.machine.cluster import Traffic
 
-# What a rank of a folded run may get as objects.
+# The most bytes of objects that a rank of a dry run may receive in a call.
 _MOST_BYTES = 1 << 30
 
 

@@ -172,7 +172,7 @@ def sharder() -> Sharder:
 
 @contextmanager
 def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
-    """Run the ops of the block on these ranks only: strategies cut over them, and plain tensors are replicated there."""
+    """Run the ops of the block on these ranks only: strategies cut over them, and plain tensors count as replicated."""
     with setting(mode, ranks=ranks, replicating=True):
         yield
 
