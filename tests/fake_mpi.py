@@ -80,7 +80,7 @@ def run_on_messages(size: int, fn: Callable[..., Any], args: tuple[Any, ...], ti
         outcomes[rank], _ = play_rank(partial(fn, *args), transport, settings, medium=MPI_MESSAGES)
         assert transport.wait_for_the_others()
         try:
-            check_received(transport.segment, rank, outcomes[rank].kept_letters)
+            check_received(transport.segment, rank, outcomes[rank].kept_messages)
         except CommError as error:
             outcomes[rank].report = outcomes[rank].report or failure_report(error)
         transport.segment.close_fd()

@@ -71,7 +71,7 @@ def run_on_mpi(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout
         outcome, _ = play_rank(partial(fn, *args), transport, settings, medium=MPI_MESSAGES)
         assert transport.wait_for_the_others(), "a rank went on after another one had failed"
         try:
-            check_received(transport.segment, transport.rank, outcome.kept_letters)
+            check_received(transport.segment, transport.rank, outcome.kept_messages)
         except CommError as error:
             outcome.report = outcome.report or failure_report(error)
         transport.segment.close_fd()

@@ -34,7 +34,7 @@ from simparallel.rank_local import RankLocal, per_rank
 
 # Types of the constants that a step reads from global and enclosing scopes, and that its graphs depend on.
 _CONSTANTS = (bool, int, float, str, type(None))
-# Number of kinds of calls to remember: a step with new constants in each call has ever more of them.
+# The most kinds of calls to remember. Their number has no bound if the step gets new constants in each call.
 _MAX_KINDS = 256
 COPIED = "a graph works on a copy of its arguments"
 
@@ -94,7 +94,7 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
 
 
 class _Graphs(RankLocal):
-    """The graphs of a captured step on this rank, the one used last at the end, and the kinds of its calls."""
+    """The graphs of a captured step on this rank, the least recently used first, and the kinds of its calls."""
 
     outlasts_runs = True
     graphs: OrderedDict[Any, _Graph] = per_rank(OrderedDict)
@@ -189,7 +189,7 @@ class _Captured:
             )
 
     def _key(self, arguments: Any) -> Any:
-        """Return a hashable key of all that the step's operations visibly depend on from outside."""
+        """Return a hashable key of the outside state that the step's operations are known to depend on."""
         described: list[Any] = []
         shape = change_each(arguments, lambda item: described.append(_described(item)))
         key = repr(shape), tuple(described), grad_mode.enabled, random_state.seed, random_state.given_part
@@ -250,14 +250,14 @@ def _constants_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _detached(result: Any) -> Any:
-    """Return the result of a step with its Tensors detached; refuse those that wait for a backward."""
+    """Return the result of a step with its Tensors detached; refuse a Tensor whose graph was kept for backward."""
 
     def change(item: Any) -> Any:
         if not isinstance(item, Tensor):
             return item
         if item._node is not None and item._node.ctx is not None:
             refuse(
-                "returns a Tensor that is still on the tape, for a later backward",
+                "returns a Tensor whose graph is kept for a later backward",
                 "Call backward inside the step, without retain_graph, or return detach() of it.",
             )
         return item.detach()

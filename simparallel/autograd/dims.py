@@ -50,7 +50,8 @@ def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     positive = tuple(sorted(d + ndim if d < 0 else d for d in dims))
     if any(not 0 <= d < ndim for d in positive) or len(set(positive)) != len(positive):
-        raise ShapeError(f"dim={dim!r} does not fit a tensor of {ndim} dims; use each of 0 … {ndim - 1} at most once")
+        why = "names a dim twice" if len(set(positive)) < len(positive) else "is out of range"
+        raise ShapeError(f"dim={dim!r} {why}; the tensor has {ndim} dims")
     return positive
 
 

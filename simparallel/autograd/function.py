@@ -17,11 +17,11 @@ from simparallel.machine.devices import Device, current_device
 
 
 class FunctionContext:
-    """The values that `forward` keeps for `backward`: through `save_for_backward`, or as attributes of any name.
+    """Keeps values from `forward` for `backward`, by `save_for_backward` or as attributes of any name.
 
     Attributes:
         needs_input_grad: for each argument of `apply`, whether its gradient is wanted.
-        saved_tensors: the saved values, off the tape.
+        saved_tensors: the saved values, detached.
     """
 
     accumulate_into: Array | None = None
@@ -66,8 +66,8 @@ class Function:
         >>> x.grad.tolist()
         [6.0]
 
-    `forward` and `backward` run off the tape, so they may use NumPy on `x.numpy()`; only ops take simulated time.
-    There are no second derivatives: the tape keeps arrays. Sharded tensors are refused; for them, write an Op
+    Ops inside `forward` and `backward` are not recorded, so these may use NumPy on `x.numpy()`; only ops take simulated
+    time. There are no second derivatives: the tape keeps arrays. Sharded tensors are refused; for them, write an Op
     (`help(simparallel.ops.Op)`), whose rule says how it is cut.
     """
 

@@ -1,4 +1,4 @@
-"""The mode in which a thread runs ops: `no_grad` and `enable_grad` say whether they are put on the tape."""
+"""The mode in which a thread runs ops: `no_grad` and `enable_grad` say whether they are recorded for backward."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class _Switch(ContextDecorator):
 
 
 class no_grad(_Switch):
-    """Inside the block, or the decorated function or generator, nothing is put on the tape."""
+    """Record no op for backward inside the block, or the decorated function or generator."""
 
     enabled = False
 
 
 class enable_grad(_Switch):
-    """Inside the block, or the decorated function or generator, ops are put on the tape, also within `no_grad`."""
+    """Record ops for backward inside the block, or the decorated function or generator, also within `no_grad`."""
 
     enabled = True

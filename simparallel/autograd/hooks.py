@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """One registration: a function may be registered twice, and each registration is removed by itself.
+    """One registration of a function: it may be registered twice, and each registration is removed separately.
 
     Attributes:
         function: the function to call.
-        may_change: call the function with the gradient before that is accumulated; it may return another one. Else
-            call it with the leaf, once `.grad` is complete.
+        may_change: call it with the gradient before that is accumulated; it may return another gradient. Else call it
+            with the leaf once `.grad` is complete.
     """
 
     __slots__ = ("function", "may_change")

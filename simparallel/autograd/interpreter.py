@@ -38,7 +38,7 @@ class AbstractInterpreter:
         return x._data
 
     def note_detached(self, x: Tensor, detached: Tensor) -> None:
-        """Note that `detached` has the values of x, off the tape."""
+        """Note that `detached` is a leaf with the values of x."""
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Return the op's result; None to let the op compute with the arrays of the inputs."""

@@ -4,9 +4,9 @@ With `@function("relu")`, the function `relu` of an op becomes `simparallel.func
 `method_types.pyi` declares the methods for type checkers.
 
 `x += y` and `x[items] = y` write into the memory of x, which its views and the tensors that it is a view of share, as
-in NumPy. Backward through a graph that kept the old values raises. A tensor on the tape is never written: it would
-have two values. For such an x, and where y brings x onto the tape, `x += y` is `x = x + y`, as for Python's numbers:
-losses add up, and other names of the old x do not see the change.
+in NumPy. Backward through a graph that kept the old values raises an error. The result of a recorded op is never
+written, because backward needs its value. For such an x, and where y requires a gradient but x does not, `x += y` is
+`x = x + y`, as for Python's numbers: losses add up, and other names of the old x do not see the change.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class TensorMethods(MethodTypes):
         return FUNCTIONS["ne"](self, other) if _is_operand(other) else NotImplemented
 
     def full_tensor(self) -> Tensor:
-        """Gather a sharded tensor into a plain one, on every rank and on the tape; return a plain tensor itself.
+        """Gather a sharded tensor into a plain one on every rank, differentiably; return a plain tensor itself.
 
         Collective: yes, if it is cut or an unfinished sum.
         """
@@ -254,7 +254,7 @@ def _is_operand(value: object) -> bool:
 
 
 def _augment(x: Any, sign: str, function: Any, other: Any) -> Any:
-    """Compute x = function(x, other), in the memory of x if it is off the tape."""
+    """Compute x = function(x, other); write into the memory of x unless the op has to be recorded for backward."""
     what = f"x {sign}= y"
     brings = grad_mode.enabled and not x._requires_grad and getattr(other, "_requires_grad", False)
     interpreter = grad_mode.interpreter
@@ -282,8 +282,8 @@ def _augment(x: Any, sign: str, function: Any, other: Any) -> Any:
 def check_writable(what: str, x: Any, other: Any, way_out: str) -> None:
     if x._node is not None:
         raise AutogradError(
-            f"{what}: x, of shape {x.shape}, is on the tape and must keep its value; {way_out}. Or change a "
-            "detach().clone()."
+            f"{what}: x, of shape {x.shape}, is the result of an op in the autograd graph, and must keep its value; "
+            f"{way_out}. Or change a detach().clone()."
         )
     number = other.item() if isinstance(other, np.generic) else other
     if isinstance(number, int) and x.dtype.kind in "iu":
@@ -298,7 +298,7 @@ def check_writable(what: str, x: Any, other: Any, way_out: str) -> None:
         )
     if grad_mode.enabled and getattr(other, "_requires_grad", False):
         raise AutogradError(
-            f"{what}: y requires a gradient, which would be lost, because x, of shape {x.shape}, is off the tape; "
+            f"{what}: y requires a gradient, which would be lost, because x, of shape {x.shape}, requires none; "
             f"{way_out}. Or take y.detach()."
         )
     if not getattr(x._data.flags, "writeable", True):

@@ -1,9 +1,9 @@
-"""NumPy's functions on Tensors: `np.exp(x)` is the op on the tape, and no call loses a gradient in silence.
+"""NumPy's functions on Tensors: `np.exp(x)` calls the op, which is recorded; no call silently loses a gradient.
 
 NumPy asks a Tensor through `__array_ufunc__` and `__array_function__`. The two tables below map NumPy's functions to
-`simparallel.functions`. Any other NumPy function computes with the arrays, off the tape. If a gradient is
-wanted, the call is refused, unless it only reads. What asks for the values alone, such as `np.asarray(x)` and
-`math.exp(x)`, gets them, with a warning.
+`simparallel.functions`. Any other NumPy function computes with the arrays, and nothing is recorded. If a gradient is
+wanted, such a call is an error, unless it only reads. A conversion such as `np.asarray(x)` or `math.exp(x)` returns
+the values, with a warning.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ from simparallel.autograd.dims import as_dims, as_int, normalize_dims, reduced_d
 from simparallel.autograd.exchanges import Exchanges
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tensor import Tensor, as_tensor, common_device
+from simparallel.autograd.tensor import Tensor, as_tensor, common_device, device_mismatch
 from simparallel.backend import Array, get_namespace
 from simparallel.clock.notes import note_once
 from simparallel.clock.recorder import observer_of
-from simparallel.errors import DeviceMismatchError, DTypeError, InputError, ShapeError, SimParallelError
+from simparallel.errors import DTypeError, InputError, ShapeError, SimParallelError
 from simparallel.layout.rule import bind, output_shape
 from simparallel.machine.device import DTYPES, DeviceWork
 from simparallel.machine.devices import FIRST, Device, current_device
@@ -285,7 +285,7 @@ class Op(Shardable, Reversible):
         return Spec(shape, np.result_type(*(spec.dtype for spec in inputs)))
 
     def misfit(self, *shapes: tuple[int, ...]) -> str | None:
-        """Explain refused input shapes and name the way out; None if the refusal says enough."""
+        """Say why these input shapes do not fit, and what to do; None if the error of the rule says enough."""
         return None
 
     def forward(self, ctx: Context, *arrays: Array) -> Array:
@@ -294,8 +294,8 @@ class Op(Shardable, Reversible):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Return the gradients of the inputs, in order; None where `ctx.needs` is False.
 
-        It may return `dy` itself or views of it. It must not return one new array twice, nor one that it keeps: the
-        tape adds the contributions of other uses of the input to a new array in place.
+        It may return `dy` itself or views of it. It must not return the same new array twice, nor an array that the op
+        keeps: the tape adds the contributions of other uses of an input to new arrays in place.
         """
         raise TypeError(f"{self.name} does not define backward")
 
@@ -314,17 +314,17 @@ class Op(Shardable, Reversible):
         return Work(work.flops * sum(needs), work.size_bytes * sum(needs))
 
     def eager_work(self, plan: Plan) -> Work:
-        """Return the cost of forward in the kernels of today's frameworks: by default that of `work`."""
+        """Return the cost of forward in kernels of software "eager", see `DeviceSpec`: by default that of `work`."""
         return plan.work
 
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
-        """Return the cost of backward in the kernels of today's frameworks: by default by the rule of plain work."""
+        """Return the cost of backward in the same kernels: by default `work_backward` of the cost of forward."""
         return self.work_backward(needs, self.eager_work(plan))
 
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int] | None:
-        """Return what those kernels keep for backward: inputs, by number, and the bytes of all else.
+        """Return what those kernels keep for backward: the numbers of the inputs, and the bytes of everything else.
 
-        None for a forward that keeps what they do.
+        None if they keep the same as `forward`.
         """
         return None
 
@@ -354,7 +354,7 @@ class Op(Shardable, Reversible):
     ) -> DeviceWork:
         """Return what forward, or with `needs` backward, costs a device with this software.
 
-        Clocks, searches and closed forms all ask here.
+        The only source of prices, for clocks, searches and closed forms.
 
         Args:
             plan: of the call.
@@ -502,19 +502,9 @@ def _inputs_of(op: type[Op]) -> tuple[int, float, str]:
 def _check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
     """Raise DeviceMismatchError if some inputs are in host memory and others on a GPU."""
     devices = [device_of(tensor._data) for tensor in inputs]
-    if None not in devices or devices == [None] * len(devices):
-        return
-    told = ", ".join(
-        f"input {i} {x.shape} {f'on {device}' if device else 'in host memory'}"
-        for i, (x, device) in enumerate(zip(inputs, devices, strict=True))
-    )
-    on_gpu = next(device for device in devices if device)
-    raise DeviceMismatchError(
-        f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together first, for "
-        f"example with .to('{on_gpu}').",
-        op=who,
-        devices=list(dict.fromkeys(str(device or "host") for device in devices)),
-    )
+    on_gpu = next(filter(None, devices), None)
+    if None in devices and on_gpu is not None:
+        raise device_mismatch(who, inputs, [device or "host" for device in devices], on_gpu)
 
 
 class AbstractConstant(Op):

@@ -1,4 +1,4 @@
-"""`Tensor`: an array with a place on the tape."""
+"""`Tensor`: an array with automatic differentiation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOT_SCALED = (1.0, None)
 
 
 class Tensor(TensorMethods, TensorNumpy):
-    """An array with a place on the tape.
+    """An array on a device; ops on it are recorded for `backward`.
 
     Args:
         data: array (kept, not copied: `x += 1` writes into it), number or nested sequence. Python floats become
@@ -197,11 +197,11 @@ class Tensor(TensorMethods, TensorNumpy):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no op on the tape made this tensor: gradients are kept for leaves only."""
+        """Whether it is not the result of a recorded op: `backward` sets `.grad` of leaves only."""
         return self._node is None
 
     def detach(self) -> Tensor:
-        """Return a Tensor with the same data, off the tape."""
+        """Return a leaf with the same data, detached from the autograd graph."""
         detached = self._like(self._data)
         if grad_mode.interpreter is not None:
             grad_mode.interpreter.note_detached(self, detached)
@@ -261,9 +261,9 @@ class Tensor(TensorMethods, TensorNumpy):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        """Raise AutogradError for the result of an op on the tape, and for integers."""
+        """Raise AutogradError for the result of a recorded op, and for integers."""
         if self._node is not None:
-            raise AutogradError("requires_grad_ works on leaves; use detach() to cut the tape.")
+            raise AutogradError("requires_grad can change only for a leaf, not for the result of an op; use detach().")
         if value:
             check_differentiable(self._data)
             recorder = current_recorder()
@@ -495,7 +495,7 @@ class Tensor(TensorMethods, TensorNumpy):
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Return `value` itself if it is a Tensor, else a Tensor off the tape (arrays are not copied).
+    """Return `value` itself if it is a Tensor, else a new leaf (arrays are not copied).
 
     A plain array is on no device: an op computes with it on the device of its other operands. A list of Tensors that
     require a gradient is stacked, on the tape.
@@ -551,25 +551,26 @@ def find_device(name: Any) -> Device:
 
 
 def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
-    """Return the common device of the inputs, ignoring plain arrays; None if all are plain arrays.
-
-    Raises:
-        DeviceMismatchError: they are on several devices.
-    """
+    """Return the device of the inputs; None if all are plain arrays. Raises DeviceMismatchError for several devices."""
     devices = list(dict.fromkeys(tensor._device for tensor in inputs if tensor._device is not None))
     if len(devices) > 1:
-        told = ", ".join(f"input {i} {x.shape} on {x.device}" for i, x in enumerate(inputs) if x._device)
-        raise DeviceMismatchError(
-            f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together "
-            f"first, for example with .to('{devices[0]}').",
-            op=who,
-            devices=[str(device) for device in devices],
-        )
+        raise device_mismatch(who, inputs, [tensor._device for tensor in inputs], devices[0])
     return devices[0] if devices else None
 
 
+def device_mismatch(who: str, inputs: Sequence[Tensor], devices: Sequence[Any], target: str) -> DeviceMismatchError:
+    """Build the error for inputs on these devices; None is the device of a plain array, which is not listed."""
+    found = {i: f"input {i} {inputs[i].shape} on {device}" for i, device in enumerate(devices) if device is not None}
+    return DeviceMismatchError(
+        f"{who}: the tensors are on different devices: {', '.join(found.values())}. Nothing was computed. Move them "
+        f"to one device first, for example with .to('{target}').",
+        op=who,
+        devices=list(dict.fromkeys(str(devices[i]) for i in found)),
+    )
+
+
 def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor:
-    """Return loss * scale, on the tape; if that is NaN or infinite, backward refuses it and names the scale.
+    """Return loss * scale, recorded for backward; if that is NaN or infinite, backward raises and names the scale.
 
     Args:
         loss: any shape.

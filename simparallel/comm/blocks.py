@@ -42,29 +42,28 @@ class Blocks(Uneven):
         data = call.x[start : start + BLOCK_BYTES]
         if not data.size or self.group.views.size == 1:
             return 0
-        # Blocks of large objects take turns in two places, of which the note has the offsets.
+        # The blocks of a large object are in two places alternately; the note has both offsets.
         return self.show(call, [data], _NO_TABLE, BLOCK_BYTES if call.x.size > SLOT_BYTES else 0)
 
     def run(self, call: Call) -> Steps:
         views, me, sizes = self.group.views, self.position, call.notes(h.NBYTES)
         found = {
-            giver: call.x if giver == me else np.empty(size, _BYTE)
-            for giver, size in enumerate(sizes)
-            if self.takes(call.plan.op, me, giver)
+            sender: call.x if sender == me else np.empty(size, _BYTE)
+            for sender, size in enumerate(sizes)
+            if self.receives(call.plan.op, me, sender)
         }
-        # All members take the steps of the longest one, because the end of a phase waits for all of them.
+        # All members make as many steps as the largest object takes: each phase ends only once all have ended it.
         for step, start in enumerate(range(0, max(sizes), BLOCK_BYTES)):
             if start:
-                # The block before the last one was in this place; since then every rank has ended a phase, so all have
-                # read it.
+                # This place has the block before the last one. All ranks have read it: they have ended a phase since.
                 self.show_block(call, start)
                 yield views.end_phase()
                 order()
-            for giver, data in found.items():
+            for sender, data in found.items():
                 part = data[start : start + BLOCK_BYTES]
                 # The peers' pages are read here; a rank already has its own bytes.
-                if part.size and giver != me:
-                    part[...] = views.place_of(giver, call.seq & 1, step)(_BYTE, 0, part.size)
+                if part.size and sender != me:
+                    part[...] = views.place_of(sender, call.seq & 1, step)(_BYTE, 0, part.size)
             if start:
                 views.forget(PHASE, views.phase)
         return found

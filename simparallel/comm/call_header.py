@@ -268,7 +268,3 @@ def mismatch_error(
         seq=int(seq),
         calls={rank: f"{describe(words)} at {sites[rank]}" for rank, words in headers.items()},
     )
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -17,6 +17,7 @@ import numpy as np
 import simparallel.comm.call_header as h
 import simparallel.comm.collective as c
 from simparallel.algorithms.reduction import LOGICAL, truth
+from simparallel.base.attributes import setting
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
@@ -276,7 +277,7 @@ class Communicator(Mailbox):
 
     def _scan(self, what: Collective, x: np.ndarray, op: str, group: Any, async_op: bool, out: Any) -> Any:
         if op in ("mean", "adasum"):
-            raise InputError(f"{what.name}: op={op!r} is not for parts of the ranks; use 'sum', and divide.")
+            raise InputError(f"{what.name}: op={op!r} is not defined for a part of the ranks; use 'sum', and divide.")
         return self._run(what, x, group, async_op, "direct", out, op)
 
     def all_gather(
@@ -592,14 +593,11 @@ class Communicator(Mailbox):
     def monitored_barrier(self, group: Group | None = None, timeout_s: float | None = None) -> None:
         """Wait as `barrier`, with a time limit of its own."""
         self.check_allowed("monitored_barrier")
-        before, limit_s = self.transport.timeout_s, timeout_s
-        if limit_s is not None and not limit_s > 0:
+        limit_s = self.transport.timeout_s if timeout_s is None else float(timeout_s)
+        if not limit_s > 0:
             raise InputError(f"monitored_barrier: timeout_s={timeout_s!r} must be above 0.")
-        self.transport.timeout_s = before if limit_s is None else float(limit_s)
-        try:
+        with setting(self.transport, timeout_s=limit_s):
             self.barrier(group)
-        finally:
-            self.transport.timeout_s = before
 
     def new_group(self, ranks: Sequence[int], use_local_synchronization: bool = False) -> Group:
         """Create a group of these ranks, in this order.
@@ -681,11 +679,8 @@ def use_communicator(communicator: Communicator, *, of_process: bool = False) ->
     global _of_process
     if of_process:
         _of_process = communicator
-    before, _current.communicator = _current.communicator, communicator
-    try:
+    with setting(_current, communicator=communicator):
         yield communicator
-    finally:
-        _current.communicator = before
 
 
 def _after_fork() -> None:

@@ -100,8 +100,8 @@ def unreceived(segment: SharedSegment, kept: dict[int, list[tuple[int, str]]]) -
             # Messages between the two numbers are still in the ring.
             first, last = words[control.taken(dst, src)], words[control.sent(src, dst)]
             for number in range(max(first, last - RING), last):
-                start = control.letter(src, dst, number)
-                left.append((src, letter_text(segment, src, words[start : start + h.USED])))
+                start = control.message(src, dst, number)
+                left.append((src, message_text(segment, src, words[start : start + h.USED])))
         if left:
             details = "".join(f"\n  rank {src} sent {text}" for src, text in left[:20])
             more = f"\n  and {len(left) - 20} more" if len(left) > 20 else ""
@@ -114,8 +114,8 @@ def unreceived(segment: SharedSegment, kept: dict[int, list[tuple[int, str]]]) -
     return errors
 
 
-def letter_text(segment: SharedSegment, src: int, letter: Sequence[int]) -> str:
+def message_text(segment: SharedSegment, src: int, header: Sequence[int]) -> str:
     """Describe a message: array, tag, call site."""
-    site = letter[h.SITE]
+    site = header[h.SITE]
     place = f" at {segment.read_site(src, site)}" if site else ""
-    return f"{h.describe(letter)[5:]} with tag {letter[h.TAG]}{place}"
+    return f"{h.describe(header)[5:]} with tag {header[h.TAG]}{place}"

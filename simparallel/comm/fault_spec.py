@@ -4,7 +4,7 @@ The variable is read and checked by the process that launches a run, at every ru
 
     action   SIGKILL SIGSTOP SIGTERM SIGINT SIGSEGV, raise, MemoryError, exit0, exit3 (sys.exit),
              os._exit(0), loop (for ever), sleep(S) (idle S seconds), slow(S) (busy S seconds),
-             hold_gil(S) (S seconds in C without releasing the GIL, deaf to Ctrl-C),
+             hold_gil(S) (S seconds in C without releasing the GIL, so that Ctrl-C has no effect),
              corrupt(W) (damages word W, 0 … 15, of the published header; only in phase enter)
     rank     the rank that fails; required
     op       all_reduce, …, new_group, send, recv, adasum (all_reduce with op="adasum"); default * (any)

@@ -129,7 +129,7 @@ class InlineTransport(AbstractTransport):
         self._check(needed, describe)
         turns, missing = self.turns, self.lagging(needed)
         if looked_s > self.timeout_s:
-            raise self._late_error(missing, "; ".join(map(self._told, missing)), describe)
+            raise self._late_error(missing, "; ".join(map(self._text_of, missing)), describe)
         turns.looking[self._turn] = describe
         try:
             turns.give_way(self._turn)
@@ -144,7 +144,7 @@ class InlineTransport(AbstractTransport):
         if self.turns.has_ended:
             self.check_health(needed, describe)
 
-    def _told(self, rank: int) -> str:
+    def _text_of(self, rank: int) -> str:
         """Describe where a rank that has passed the turn on is now."""
         turn = self.segment.ranks.index(rank)
         blocked = self.turns.blocked.get(turn)

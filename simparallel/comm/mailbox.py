@@ -133,9 +133,9 @@ class Mailbox:
             found.reply = lambda *message: self.outbox(src).send(*message)
         return found
 
-    def kept_letters(self) -> list[tuple[int, str]]:
+    def kept_messages(self) -> list[tuple[int, str]]:
         """Return (sender, text) of messages that arrived and were never received, because of their tag."""
-        return [letter for inbox in self._inboxes.values() for letter in inbox.kept()]
+        return [message for inbox in self._inboxes.values() for message in inbox.kept()]
 
     def _sources(self, op: str, src: int | None, tag: int | None) -> list[Inbox]:
         """Return the inboxes that a receive may take from; this rank's own comes last."""

@@ -1,10 +1,10 @@
 """Messages between two ranks: a ring of 16 message slots in each direction.
 
-The sender copies its payload into its own arena, writes the header into a slot (a letter in the code), and then raises
-its `sent` number. The receiver copies the payload out and raises its `taken` number; from then on the memory belongs
-to the sender again. So `send` returns once the payload is on its way, and only a full ring makes it wait. Messages are
-taken in the order they were sent. The payload goes straight to the receive with the same tag; if there is none yet, a
-copy is kept for it.
+The sender copies the payload into its own arena, writes the header into a slot of the ring, and then raises its `sent`
+number. The receiver copies the payload out and raises its `taken` number; from then on the sender may reuse slot and
+memory. So `send` returns as soon as the payload is copied, and waits only if the ring is full. Messages are taken in
+the order they were sent. The payload is copied straight to the receive with the same tag; if there is none yet, to a
+buffer that is kept for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data, without_data
 from simparallel.clock.recorder import Recorder
-from simparallel.comm.diagnosis import letter_text
-from simparallel.comm.memory.segment import LETTER_WORDS, RING
+from simparallel.comm.diagnosis import message_text
+from simparallel.comm.memory.segment import MESSAGE_WORDS, RING
 from simparallel.comm.transport import AbstractTransport, Condition, any_of, order
 from simparallel.comm.work import Lane, Steps, Work
 from simparallel.errors import CollectiveMismatchError
@@ -150,10 +150,10 @@ class Receive(Work):
     def describe(self) -> str:
         """Describe the receive and unmatched messages: one with another tag explains why it waits in vain."""
         text = self.named.text(self._lane.transport)
-        letters = [f"rank {inbox.src} sent {letter}" for inbox in self.inboxes for letter in inbox.letters()]
-        if letters:
-            more = f"; and {len(letters) - 3} more" if len(letters) > 3 else ""
-            text += f" ({'; '.join(letters[:3])}{more}, which no receive has requested)"
+        kept = [f"rank {inbox.src} sent {text}" for inbox in self.inboxes for text in inbox.descriptions()]
+        if kept:
+            more = f"; and {len(kept) - 3} more" if len(kept) > 3 else ""
+            text += f" ({'; '.join(kept[:3])}{more}, which no receive has requested)"
         return text
 
 
@@ -216,12 +216,12 @@ class JointWork(Work):
 
     Args:
         works: at least one; waited for in this order.
-        giver: the work whose result is the result of the whole; None for no result.
+        main: the work whose result is the result of the whole; None for no result.
     """
 
-    def __init__(self, works: Sequence[Work], giver: Work | None = None) -> None:
+    def __init__(self, works: Sequence[Work], main: Work | None = None) -> None:
         super().__init__(works[-1]._lane, None)
-        self._works, self._giver = works, giver
+        self._works, self._main = works, main
 
     def wait(self) -> Any:
         for work in self._works:
@@ -230,7 +230,7 @@ class JointWork(Work):
         return self.result
 
     def _end(self) -> None:
-        self.finished, self.result = True, None if self._giver is None else self._giver.result
+        self.finished, self.result = True, None if self._main is None else self._main.result
 
     def is_completed(self) -> bool:
         # A list, not a generator: `all` would stop at the first unfinished work, and each has to advance.
@@ -268,30 +268,7 @@ class MessageLane(Lane):
         self.src, self.dst, self.recorder = src, dst, recorder
         control = transport.segment.map
         self._sent_index, self._taken_index = control.sent(src, dst), control.taken(dst, src)
-        self._letters = [control.letter(src, dst, number) for number in range(RING)]
-
-    def record(
-        self,
-        recorder: Recorder,
-        op: str,
-        start_ns: int,
-        issued_ps: int,
-        start_ps: int,
-        end_ps: int,
-        sizes: tuple[int, int],
-        seq: int,
-    ) -> int:
-        """Record the event of a message; return its end, see `Recorder.communicate`.
-
-        Args:
-            issued_ps: moment at which the program issued it.
-            sizes: bytes of its array, and bytes that this rank sent.
-        """
-        stream = f"send to {self.dst}" if op == "send" else f"recv from {self.src}"
-        return recorder.communicate(
-            op, "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst), seq,
-            after=(issued_ps,),
-        )  # fmt: skip
+        self._slots = [control.message(src, dst, number) for number in range(RING)]
 
 
 class Outbox(MessageLane):
@@ -304,7 +281,7 @@ class Outbox(MessageLane):
         self._sent = 0
         self._replies = 0  # number of replies requested
         self._in_flight: list[tuple[int, int]] = []  # (number, offset), oldest first
-        transport.segment.reserve_words(transport.rank, self._letters[0], RING * LETTER_WORDS)
+        transport.segment.reserve_words(transport.rank, self._slots[0], RING * MESSAGE_WORDS)
 
     def send(self, x: np.ndarray, tag: int, part_of: int | None = None, at_ps: int = 0) -> Work:
         """Queue a message.
@@ -352,14 +329,14 @@ class Outbox(MessageLane):
 
         stream = f"send to {self.dst}"
         start_ps = max(issued_ps, recorder.clock_ps.get(stream, 0)) if recorder else issued_ps
-        letter = _form(x.dtype, x.shape)[:]
-        letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
-        letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
-        letter[h.EXPOSURE], letter[h.FORM] = reply, h.COPIED if has_data(x) else h.NO_DATA
+        header = _form(x.dtype, x.shape)[:]
+        header[h.SEQ], header[h.SITE], header[h.SIM_PS] = number, site, start_ps
+        header[h.OFFSET], header[h.NBYTES], header[h.TAG] = offset, x.nbytes, tag
+        header[h.EXPOSURE], header[h.FORM] = reply, h.COPIED if has_data(x) else h.NO_DATA
         if faults is not None:
-            faults.corrupt(letter, 0, "p2p", "send", number + 1)
-        start = self._letters[number % RING]
-        words[start : start + h.USED] = letter
+            faults.corrupt(header, 0, "p2p", "send", number + 1)
+        start = self._slots[number % RING]
+        words[start : start + h.USED] = header
         order()
         # Published: the payload and the header were stored before the number that the receiver polls.
         self._sent = words[self._sent_index] = number + 1
@@ -372,9 +349,10 @@ class Outbox(MessageLane):
             cost = recorder.cluster.message(size_bytes, transport.rank, self.dst)
             end_ps, sizes = start_ps + cost.time_ps, (size_bytes, cost.sent_bytes)
             # The running work is this one.
-            self._queue[0].sim_end_ps = self.record(
-                recorder, "send", start_ns, issued_ps, start_ps, end_ps, sizes, number
-            )
+            self._queue[0].sim_end_ps = recorder.communicate(
+                "send", "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps, *sizes, (self.src, self.dst),
+                number, after=(issued_ps,),
+            )  # fmt: skip
         if faults is not None:
             faults.at("returned", "p2p", "send", number + 1)
 
@@ -415,11 +393,11 @@ class Inbox(MessageLane):
 
     def claim(self, receive: Receive) -> bool:
         """Deliver a matching message that arrived before the receive, if there is one."""
-        for i, (letter, raw) in enumerate(self._unclaimed):
-            if receive.takes(letter[h.TAG]):
+        for i, (header, raw) in enumerate(self._unclaimed):
+            if receive.takes(header[h.TAG]):
                 del self._unclaimed[i]
-                self._deliver(receive, letter, raw)
-                self._fault("returned", letter[h.SEQ])
+                self._deliver(receive, header, raw)
+                self._fault("returned", header[h.SEQ])
                 return True
         return False
 
@@ -429,12 +407,12 @@ class Inbox(MessageLane):
         self.check()
         while self.transport.met(self.awaited()):
             self._take()
-        for letter, _ in self._unclaimed:
-            if receive.takes(letter[h.TAG]):
-                ndim, code = letter[h.NDIM], letter[h.DTYPE]
-                shape = tuple(letter[h.SHAPE : h.SHAPE + ndim]) if ndim <= h.ALGORITHM - h.SHAPE else None
+        for header, _ in self._unclaimed:
+            if receive.takes(header[h.TAG]):
+                ndim, code = header[h.NDIM], header[h.DTYPE]
+                shape = tuple(header[h.SHAPE : h.SHAPE + ndim]) if ndim <= h.ALGORITHM - h.SHAPE else None
                 dtype = h.decode_given(code, 0)[1] if code > 0 else None
-                return Message(self.src, letter[h.TAG], shape, dtype, letter[h.NBYTES])
+                return Message(self.src, header[h.TAG], shape, dtype, header[h.NBYTES])
         return None
 
     def withdraw(self, receive: Receive) -> None:
@@ -462,19 +440,19 @@ class Inbox(MessageLane):
         """Take the next message out of the ring: deliver it to the first receive with its tag, or keep a copy."""
         transport, words = self.transport, self.transport.words
         order()
-        start = self._letters[self._taken % RING]
-        letter = words[start : start + h.USED].tolist()
-        size_bytes = 0 if letter[h.FORM] == h.NO_DATA else letter[h.NBYTES]
-        raw = transport.segment.array(self.src, letter[h.OFFSET], (size_bytes,), BYTES)
+        start = self._slots[self._taken % RING]
+        header = words[start : start + h.USED].tolist()
+        size_bytes = 0 if header[h.FORM] == h.NO_DATA else header[h.NBYTES]
+        raw = transport.segment.array(self.src, header[h.OFFSET], (size_bytes,), BYTES)
         # The first receive in order that takes this tag: messages with other tags do not block it.
-        receive = next((work for work in self._queue if work.takes(letter[h.TAG])), None)
+        receive = next((work for work in self._queue if work.takes(header[h.TAG])), None)
         try:
             if receive is None:
                 # The ring's slot belongs to the sender again once the message is taken, so a message without a receive
                 # is copied.
-                self._unclaimed.append((letter, raw.copy()))
+                self._unclaimed.append((header, raw.copy()))
             else:
-                self._deliver(receive, letter, raw)
+                self._deliver(receive, header, raw)
                 receive.withdraw()
         finally:  # also after a mismatch, so that the sender is not held up
             self._fault("copy_out", self._taken)
@@ -484,62 +462,63 @@ class Inbox(MessageLane):
             self._taken = words[self._taken_index] = self._taken + 1
             transport.notify(self._taken_index)
         if receive is not None:
-            self._fault("returned", letter[h.SEQ])
+            self._fault("returned", header[h.SEQ])
 
     def _fault(self, phase: str, number: int) -> None:
         if self.transport.faults is not None:
             self.transport.faults.at(phase, "p2p", "recv", number + 1)
 
-    def letters(self) -> list[str]:
+    def descriptions(self) -> list[str]:
         """Describe the messages that were taken out of the ring and are not received yet."""
-        return [letter_text(self.transport.segment, self.src, letter) for letter, _ in self._unclaimed]
+        return [message_text(self.transport.segment, self.src, header) for header, _ in self._unclaimed]
 
     def kept(self) -> list[tuple[int, str]]:
-        """Return (sender, text) of these messages, at the end of a run."""
+        """Return (sender, text) of each of these messages; called at the end of a run."""
         last = self._last_call
         asked = f", but the last one asked for was {last.text(self.transport)}" if last is not None else ""
-        return [(self.src, f"{letter}{asked}") for letter in self.letters()]
+        return [(self.src, f"{text}{asked}") for text in self.descriptions()]
 
-    def _deliver(self, receive: Receive, letter: list[int], raw: np.ndarray) -> None:
+    def _deliver(self, receive: Receive, header: list[int], raw: np.ndarray) -> None:
         x, transport, recorder = receive.x, self.transport, receive.recorder
         # The form is compared as words: dtype, dims and shape as the sender encoded them.
-        if letter[h.DTYPE : h.ALGORITHM] != _form(x.dtype, x.shape)[h.DTYPE : h.ALGORITHM].tolist():
-            place = transport.site_text(self.src, letter[h.SITE])
+        if header[h.DTYPE : h.ALGORITHM] != _form(x.dtype, x.shape)[h.DTYPE : h.ALGORITHM].tolist():
+            place = transport.site_text(self.src, header[h.SITE])
             call = receive.named.text(transport)
             error = CollectiveMismatchError(
-                f"rank {transport.rank}: {call}, but rank {self.src} sent {h.describe(letter)[5:]} "
+                f"rank {transport.rank}: {call}, but rank {self.src} sent {h.describe(header)[5:]} "
                 f"at {place}. No data was changed. Both sides need the same shape and dtype.",
                 group=f"ranks {self.src} -> {transport.rank}",
-                seq=letter[h.SEQ],
-                calls={self.src: h.describe(letter), transport.rank: call},
+                seq=header[h.SEQ],
+                calls={self.src: h.describe(header), transport.rank: call},
             )
             # Later receives from this rank raise it too.
             self.fail(error)
             raise error
-        if letter[h.FORM] == h.NO_DATA:
+        if header[h.FORM] == h.NO_DATA:
             x = without_data(x)
         else:
             x[...] = raw.view(x.dtype).reshape(x.shape)
         receive.result, receive.finished = x, True
         receive.source = self.src
-        receive.sim_end_ps = letter[h.SIM_PS]
+        receive.sim_end_ps = header[h.SIM_PS]
         if recorder is not None:
             # The receive ends no earlier than the message arrives, and no earlier than it was asked for.
             stream = f"recv from {self.src}"
             size_bytes = x.size * recorder.cluster.itemsize(x.dtype)
             cost = recorder.cluster.message(size_bytes, self.src, transport.rank)
-            end_ps = max(receive.issued_ps, letter[h.SIM_PS] + cost.time_ps)
-            begin_ps = max(receive.issued_ps, letter[h.SIM_PS], recorder.clock_ps.get(stream, 0))
-            start_ps, sizes = min(begin_ps, end_ps), (size_bytes, 0)
-            receive.sim_end_ps = self.record(
-                recorder, "recv", receive.start_ns, receive.issued_ps, start_ps, end_ps, sizes, letter[h.SEQ]
-            )
+            end_ps = max(receive.issued_ps, header[h.SIM_PS] + cost.time_ps)
+            begin_ps = max(receive.issued_ps, header[h.SIM_PS], recorder.clock_ps.get(stream, 0))
+            times = receive.start_ns, perf_counter_ns(), min(begin_ps, end_ps), end_ps
+            receive.sim_end_ps = recorder.communicate(
+                "recv", "p2p", stream, *times, size_bytes, 0, (self.src, self.dst), header[h.SEQ],
+                after=(receive.issued_ps,),
+            )  # fmt: skip
         elif self.recorder is not None and receive.named.op == "ssend":
             # The reply to a message of this rank.
-            receive.sim_end_ps = self.recorder.reply("recv", letter[h.SIM_PS], (self.src, self.dst), letter[h.TAG])
+            receive.sim_end_ps = self.recorder.reply("recv", header[h.SIM_PS], (self.src, self.dst), header[h.TAG])
         # The sender asked for a reply (`ssend`)
-        if letter[h.EXPOSURE] and self.reply is not None:
-            tag, at_ps = -letter[h.EXPOSURE], receive.sim_end_ps
+        if header[h.EXPOSURE] and self.reply is not None:
+            tag, at_ps = -header[h.EXPOSURE], receive.sim_end_ps
             if recorder is not None:
                 at_ps = recorder.reply("send", at_ps, (self.dst, self.src), tag)
             self.reply(np.empty(0, BYTES), tag, receive.named.site, at_ps)

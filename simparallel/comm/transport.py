@@ -119,10 +119,10 @@ class AbstractTransport:
         raise NotImplementedError
 
     def looked(self, needed: Condition, describe: Callable[[], str], looked_s: float) -> None:
-        """Raise the errors of `wait` for a rank that polled for `needed` in vain and does not wait.
+        """Raise the errors that `wait` would raise, for a rank that polls instead of waiting.
 
         Args:
-            needed: the condition that it polled for.
+            needed: the condition that it polls for, which is not met.
             describe: describes the polling call, for errors.
             looked_s: for how long it has polled.
         """

@@ -85,9 +85,9 @@ def read_table(place: Place) -> Table:
 class Uneven(Body):
     """An uneven collective of one rank; its x are `UnevenParts`, or None. `settings.sizes` is the parts' `PartSpec`."""
 
-    def takes(self, op: str, position: int, giver: int) -> bool:
-        """Return whether the member at `position` receives from the one at `giver`."""
-        return op in ("all_gather", "all_to_all") or self.settings.root == (position if op == "gather" else giver)
+    def receives(self, op: str, position: int, sender: int) -> bool:
+        """Return whether the member at `position` receives from the one at `sender`."""
+        return op in ("all_gather", "all_to_all") or self.settings.root == (position if op == "gather" else sender)
 
     def expose(self, call: Call) -> tuple[int, int]:
         if call.x is None:
@@ -95,14 +95,14 @@ class Uneven(Body):
         return self.show(call, call.x.arrays, call.x.table()), sum(array.nbytes for array in call.x.arrays)
 
     def show(self, call: Call, arrays: Sequence[np.ndarray], table: np.ndarray, block_bytes: int = 0) -> int:
-        """Put the table, and behind it each array, where its receivers read it; return the offset.
+        """Copy the table and the arrays behind it to where their receivers read them; return the offset.
 
-        `block_bytes`: size of a block, if there is more to show in this call.
+        `block_bytes`: size of a block, if this is one of several in the same call; else 0.
         """
         views, op, head = self.group.views, call.plan.op, head_bytes(table)
-        takers = (position for position in range(views.size) if self.takes(op, position, self.position))
+        receivers = (position for position in range(views.size) if self.receives(op, position, self.position))
         offset, call.other_offset, places = views.places_for(
-            [head, *(array.nbytes for array in arrays)], takers, call.seq & 1, block_bytes
+            [head, *(array.nbytes for array in arrays)], receivers, call.seq & 1, block_bytes
         )
         for place, numbers in places:
             place(_WORD, 0, table.size)[...] = table

@@ -23,7 +23,9 @@ def check_array(op: str, x: Any, *, written: bool = False, name: str = "") -> No
     if type(x) is not np.ndarray:
         _check_kind(op, x, name)
     if x.dtype.hasobject:
-        raise DTypeError(f"{op}: arrays of Python objects cannot be sent; use the _object version.")
+        raise DTypeError(
+            f"{op}: arrays of Python objects cannot be sent; use a collective of objects, such as all_gather_object."
+        )
     if written and not x.flags.writeable:
         raise InputError(f"{op}: writes its result into the array, but this one is read-only; pass a copy.")
 
@@ -45,7 +47,7 @@ def check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:
     if not is_integer(dim):
         raise InputError(f"{op}: dim={dim!r} is not an integer.")
     if not -x.ndim <= dim < x.ndim:
-        raise ShapeError(f"{op}: dim {dim} does not fit shape {x.shape}; a scalar needs reshape(1) first.")
+        raise ShapeError(f"{op}: dim {dim} is out of range for shape {x.shape}; a scalar needs reshape(1) first.")
     dim = int(dim) % x.ndim
     if x.shape[dim] % divided_by:
         raise ShapeError(

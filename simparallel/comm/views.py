@@ -58,6 +58,7 @@ class Views:
     Attributes:
         position: this rank's position in the group.
         size: number of members.
+        members: by position, the rank whose memory has a member's payload.
         notes: by parity, the index of each member's note in the shared words.
         staging: memory for this rank's payloads.
         offsets: by parity, the offsets of a collective.
@@ -72,6 +73,7 @@ class Views:
         self.transport, self.ranks, self.size = transport, ranks, len(ranks)
         control, me, both = transport.segment.map, transport.rank, (0, 1)
         self.position = ranks.index(me)
+        self.members: Sequence[int] = ranks
         self.published: list[CallPlan | None] = [None, None]
         self._slot = slot
         self._arenas: dict[np.dtype, Arenas] = {}
@@ -259,7 +261,7 @@ class Views:
         """Return the members' arenas as arrays of a dtype."""
         found = self._arenas.get(dtype)
         if found is None:
-            found = self._arenas[dtype] = Arenas(self.transport.segment, self.ranks, dtype)
+            found = self._arenas[dtype] = Arenas(self.transport.segment, self.members, dtype)
         return found
 
     def note_of(self, position: int, parity: int) -> list[int]:
@@ -268,13 +270,13 @@ class Views:
         return self.transport.words[note : note + h.USED - h.COMPARED].tolist()
 
     def places_for(
-        self, sizes: Sequence[int], takers: Iterable[int], parity: int, block_bytes: int
+        self, sizes: Sequence[int], receivers: Iterable[int], parity: int, block_bytes: int
     ) -> tuple[int, int, list[tuple[Place, Sequence[int]]]]:
         """Return memory for a head and the parts behind it, of sizes [bytes] that differ by rank.
 
         Args:
             sizes: of the head, and of each part: one for all receivers, or one for each member.
-            takers: positions of the members that read a part.
+            receivers: positions of the members that read a part.
             parity: parity of the collective's number.
             block_bytes: size of a block, if this is one of several in the same call; else 0.
 

@@ -172,7 +172,7 @@ class Lane:
         self._queue: deque[Work] = deque()
         self._waiting_for: Condition | None = None
         self._error: BaseException | None = None
-        # The condition that was polled last in vain, when that was, and for how long it has been polled.
+        # The condition that the last poll found missing, the time of that poll, and for how long it has been polled.
         self._looked_for: Condition | None = None
         self._looked_at = self._looked_s = 0.0
         # The rank's thread, known after the first `submit`.

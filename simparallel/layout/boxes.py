@@ -5,8 +5,8 @@ rank holds one box; ranks with the same box are replicas. To reach another layou
 elements that it lacks arrive in parts, one for each box of the old grid, each part from one replica. So a rank
 receives every missing element exactly once and nothing else: no plan can move less.
 
-Ranks number the replicas of each box. A rank asks the replica with its own number, so that neighbours ask different
-ones. The ranks of one number form a line: a line holds the whole tensor and exchanges only within itself. All
+The replicas of each box are numbered. The ranks with one number together hold one copy of the tensor, and exchange only
+among themselves: a rank receives from the replicas with its own number, so that neighbours use different replicas. All
 transfers follow from arithmetic: questions about a single rank, or about the number of elements that each rank
 receives, need no list of all transfers, which has a million entries for an all-to-all of 1024 ranks.
 """
@@ -74,7 +74,13 @@ def within(box: Box, whole: Box) -> tuple[slice, ...]:
 
 
 class _Along(NamedTuple):
-    """The chunks under a box along one dim, the lengths of the box in them, and each length with its number."""
+    """The chunks of one dim that a box overlaps.
+
+    Attributes:
+        chunks: their numbers.
+        lengths: the length of the overlap with each of them.
+        counts: (length, number of overlaps of this length).
+    """
 
     chunks: Sequence[int]
     lengths: list[int]
@@ -96,7 +102,7 @@ class Moves:
         # For each dim the span of each chunk.
         self._grid = source.spans(shape)
         self._holders: dict[Chunk, list[int]] = {}
-        # Number of a rank among its replicas: its line.
+        # Each rank's number among the ranks that hold the same box: the copy of the tensor that it belongs to.
         self._number: dict[int, int] = {}
         self._chunk: dict[int, Chunk] = {}
         # Cache of `_counts`.
@@ -107,10 +113,10 @@ class Moves:
             holders = self._holders.setdefault(chunk, [])
             self._chunk[rank], self._number[rank] = chunk, len(holders)
             holders.append(rank)
-        # Ranks that hold nothing are spread over the lines.
-        lines = len(source.mesh.ranks) // max(len(self._holders), 1)
+        # Ranks that hold nothing receive from the copies in turn.
+        copies = len(source.mesh.ranks) // max(len(self._holders), 1)
         for i, rank in enumerate(rank for rank in needs if rank not in self._number):
-            self._number[rank] = i % lines
+            self._number[rank] = i % copies
 
     @property
     def num_elements(self) -> int:
@@ -123,12 +129,12 @@ class Moves:
         return None if chunk is None else self._box(chunk)
 
     def of(self, rank: int) -> list[Transfer]:
-        """List the transfers to the rank, its own part included, then those from it, in the order of their targets."""
+        """List the transfers to the rank, including the part that it keeps, then those to others, by target."""
         mine = self._chunk.get(rank)
         given = []
         if mine is not None:
             box, number = self._box(mine), self._number[rank]
-            # Only ranks of the same line take their parts from this replica.
+            # Only ranks of the same copy receive from this replica.
             for other, need in self.needs.items():
                 if other != rank and self._number[other] == number and size_of(part := intersection(need, box)):
                     given.append(Transfer(rank, other, part))
@@ -162,7 +168,7 @@ class Moves:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Groups of ranks that exchange elements, directly or through others; () if no rank does."""
-        # Union-find: the leader of a group is its lowest rank.
+        # Union-find. The representative of a group is its lowest rank.
         leader: dict[int, int] = {}
 
         def find(rank: int) -> int:
@@ -182,7 +188,7 @@ class Moves:
                 continue
             first = self._holders[tuple(span[0] for span in spans)][number]
             join(rank, first)
-            # Ranks of a line that need the same chunks have the same sources: join these once.
+            # Ranks of one copy that need the same chunks have the same sources: join these once.
             if (number, spans) not in seen:
                 seen.add((number, spans))
                 for chunk in product(*spans):
@@ -241,13 +247,14 @@ class Moves:
         ]
 
     def _parts(self, need: Box) -> list[_Along]:
-        """Return what lies under the box along each dim."""
+        """Return, for each dim, the chunks that the box overlaps."""
         found = []
         for dim, (start, stop) in enumerate(need):
             along = self._along.get((dim, start, stop))
             if along is None:
                 spans = self._grid[dim]
-                # From the last chunk that begins at the start, or before; empty ones begin where they end.
+                # Begin with the last chunk that starts at or before the box. Of empty chunks, which start where they
+                # end, this skips all but the last.
                 first = max(bisect_right(spans, start, key=itemgetter(0)) - 1, 0)
                 last = bisect_left(spans, stop, lo=first, key=itemgetter(0)) if start < stop else first
                 lengths = [min(stop, b) - max(start, a) for a, b in spans[first:last]]

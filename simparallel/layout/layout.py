@@ -158,10 +158,11 @@ class Layout:
         return self._derive(self._called_map(), partial, self.nested)
 
     def cut_slices(self, axis: str, dim: int = 0) -> Layout:
-        """Return the layout in which an axis cuts each slice of `dim` further, as by `torch.chunk` of the slice.
+        """Return the layout in which an axis cuts each slice of `dim` once more, as by `torch.chunk` of the slice.
 
-        Where slices are uneven this differs from a dim that all axes cut at once: 10 over ("a", "b") of 2 x 2 is 3, 3,
-        3, 1, and `layout("a").cut_slices("b")` is 3, 2, 3, 2, so that the ranks along "b" have one slice of "a".
+        For uneven slices this differs from a cut by several axes at once. With axes "a" and "b" of size 2, a dim of 10
+        has slices of 3, 3, 3, 1 in `layout(("a", "b"))`, and of 3, 2, 3, 2 in `layout("a").cut_slices("b")`: there, the
+        ranks along "b" together have one slice of "a".
 
         Raises:
             LayoutError: an unknown axis, or one that cuts a dim.
@@ -255,12 +256,8 @@ class Layout:
         """Return the number of the rank's chunk of `dim`, 0 … cuts[dim] - 1. Raise LayoutError if either is unknown."""
         if not is_int(dim) or not -len(self.axes_by_dim) <= dim < len(self.axes_by_dim):
             raise LayoutError(f"{self!r} lays out {len(self.axes_by_dim)} dims; it has no dim {dim!r}.")
-        mesh, coordinate, number = self.mesh, self.mesh.coordinate(rank), 0
         axes = self.axes_by_dim[dim]
-        # A mixed-radix number with the first axis outermost.
-        for axis in _real(axes, axes):
-            number = number * mesh.axis_size(axis) + coordinate[mesh.axis_names.index(axis)]
-        return number
+        return self.mesh.chunk(_real(axes, axes), rank)
 
     def all_chunks(self) -> list[tuple[int, ...]]:
         """Return the chunk numbers of every dim for each rank, in mesh order; much faster than `chunk` one by one."""
@@ -352,9 +349,9 @@ class Layout:
     def _check_aliases(self, axes: Sequence[str], used: Sequence[str]) -> None:
         for i, axis in enumerate(axes):
             if axis not in self.alias_name:
-                raise LayoutError(f"{self!r}: the axis {axis!r} is not found in {self.alias_name!r}.")
+                raise LayoutError(f"{self!r}: there is no axis {axis!r} among {self.alias_name!r}.")
             if axis in used or axis in axes[:i]:
-                raise LayoutError(f"{self!r}: the axis {axis!r} is used more than once in one tensor.")
+                raise LayoutError(f"{self!r}: the axis {axis!r} is used more than once; it cuts one dim or is partial.")
 
 
 def chunk_span(size: int, cut: int, chunk: int) -> tuple[int, int]:

@@ -188,6 +188,14 @@ class Mesh:
             self._groups[names] = found
         return found
 
+    def chunk(self, axes: Sequence[str], rank: int) -> int:
+        """Return the chunk number of `rank` along `axes`, the first outermost. Raises LayoutError, as `chunks`."""
+        # A mixed-radix number, a digit for each axis.
+        coordinate, number = self.coordinate(rank), 0
+        for i in self._axis_indices(axes):
+            number = number * self.shape[i] + coordinate[i]
+        return number
+
     def chunks(self, axes: Sequence[str]) -> tuple[int, ...]:
         """Return, for each rank in mesh order, its chunk number along `axes`, the first outermost.
 

@@ -1,13 +1,14 @@
 """The communication between two layouts in closed form, for searches that price many pairs of layouts.
 
-`redistribution` plans a movement rank by rank. Where axes nest, the number of a rank has digits in a mixed radix, and
-an axis of either layout is a run of digits. A dim is then cut by a sequence of digits, the outermost first; a common
-prefix of both layouts does not matter. Of the others,
+`redistribution` plans a movement rank by rank. Here ranks are written as numbers in a mixed radix, such that each axis
+of either layout is a run of digits; this is possible if the axes nest. A layout then cuts a dim by a sequence of
+digits, the outermost first. Where two layouts cut a dim by sequences with a common prefix, the prefix needs no
+communication. Of the digits behind it,
 
-    digits that only the source has     are gathered: their ranks exchange parts,
-    digits that only the target has     are sliced: each rank keeps a part of what it has.
+    those of the source    are gathered: ranks that differ in them exchange parts,
+    those of the target    are sliced: each rank keeps a part of what it has.
 
-Where a dim has both, parts go as messages to some of the ranks, and there is no closed form.
+If a dim has both, parts are sent as messages between some of the ranks, and there is no closed form.
 """
 
 from __future__ import annotations

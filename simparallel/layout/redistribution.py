@@ -204,14 +204,14 @@ def _scatter(
 
 
 def _leads_to(layout: Layout, target: Layout, shape: tuple[int, ...], dim: int, axes: tuple[str, ...]) -> bool:
-    """Return whether every rank keeps, after this cut, all elements of its present slice that it needs."""
+    """Return whether the slices after this cut still have every element of the present ones that their ranks need."""
     further = _cut_further(layout, dim, axes, ())
     # A reduce-scatter needs parts of equal size.
     if shape[dim] % further.cuts[dim] or not shape[dim]:
         return False
     now, then, need = boxes_of(layout, shape), boxes_of(further, shape), boxes_of(target, shape)
     for rank in layout.mesh.ranks:
-        # The needed part of the present slice lies within the future slice.
+        # The part of the present slice that the rank needs has to lie within its slice after the cut.
         (low, high), (start, stop), (need_start, need_stop) = now[rank][dim], then[rank][dim], need[rank][dim]
         if not (start <= max(low, need_start) and min(high, need_stop) <= stop):
             return False
@@ -248,8 +248,8 @@ def _move(source: Layout, target: Layout, shape: tuple[int, ...]) -> Step | None
         )
         return replace(step, kind="broadcast", groups=groups)
     # In an all-gather and an all-to-all, every rank receives from all others of its group.
-    everybody = all(moves.num_sources(rank) == len(group) - 1 for group in groups for rank in group)
-    if not everybody or len({len(group) for group in groups}) > 1 or len(have) < len(counts):
+    is_full = all(moves.num_sources(rank) == len(group) - 1 for group in groups for rank in group)
+    if not is_full or len({len(group) for group in groups}) > 1 or len(have) < len(counts):
         return step
     if sizes == {size_of(have[groups[0][0]])} and _are_alike(have, groups):
         return _as_all_gather(step, have, need)

@@ -157,11 +157,7 @@ class Sharding:
 
     def chunk(self, name: str, rank: int) -> int:
         """Return the number of the rank's slice of a named dim."""
-        coordinate, number = self.mesh.coordinate(rank), 0
-        # A mixed-radix number with the first axis outermost.
-        for axis in self.cuts.get(name, ()):
-            number = number * self.mesh.axis_size(axis) + coordinate[self.mesh.axis_names.index(axis)]
-        return number
+        return self.mesh.chunk(self.cuts.get(name, ()), rank)
 
     @cached_property
     def sizes(self) -> dict[str, int]:

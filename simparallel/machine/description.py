@@ -16,13 +16,13 @@ from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from simparallel.base.files import read_limited, write_atomically
+from simparallel.base.files import write_atomically
 from simparallel.base.names import did_you_mean
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_bytes, format_count, format_number_of, format_seconds
 from simparallel.errors import ClusterError
 from simparallel.machine.links import Groups
-from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, JsonNode, parse
+from simparallel.machine.ranktable.jsontext import JsonError, JsonNode, parse, read_file, shown
 
 T = TypeVar("T")
 
@@ -79,13 +79,10 @@ def load(kind: type[T], path: str | os.PathLike[str]) -> T:
     """
     name = os.fspath(path)
     reader = _DescriptionReader(name)
+    data = read_file(name, key=None)
     try:
         # Comments and trailing commas do not change the meaning.
-        node = parse(read_limited(name, MAX_BYTES), lambda _line, _text: None)
-    except OSError as error:
-        raise ClusterError(
-            f"{name}: cannot be read: {error.strerror or error}.", path=name, line=None, key=None
-        ) from None
+        node = parse(data, lambda _line, _text: None)
     except JsonError as error:
         raise ClusterError(f"{name}:{error.line}: {error}.", path=name, line=error.line, key=None) from None
     found: T = reader.read(node, kind)
@@ -124,10 +121,10 @@ class _DescriptionReader:
         self.path = path
 
     def fail(self, node: JsonNode, text: str, key: str = "", line: int = 0) -> NoReturn:
-        told = node.located(self.path, text, line)
-        told += "" if told[-1] in ".?" else "."
+        message = node.located(self.path, text, line)
+        message += "" if message[-1] in ".?" else "."
         key = ".".join(filter(None, (node.where, key)))
-        raise ClusterError(told, path=self.path, line=line or node.line or None, key=key or None)
+        raise ClusterError(message, path=self.path, line=line or node.line or None, key=key or None)
 
     def read(self, node: JsonNode, hint: Any) -> Any:
         origin, args, value = get_origin(hint), get_args(hint), node.value
@@ -159,7 +156,7 @@ class _DescriptionReader:
         if hint is int and type(value) is float and value.is_integer():
             return int(value)
         if type(value) is not hint:
-            self.fail(node, f"must be {_NAMES[hint]}, not {_shown(value)}")
+            self.fail(node, f"must be {_NAMES[hint]}, not {shown(value)}")
         return value
 
     def _key(self, node: JsonNode, text: str, hint: Any) -> Any:
@@ -176,7 +173,7 @@ class _DescriptionReader:
 
     def _object(self, node: JsonNode, kind: Any) -> Any:
         if not isinstance(node.value, dict):
-            self.fail(node, f"must be an object, not {_shown(node.value)}")
+            self.fail(node, f"must be an object, not {shown(node.value)}")
         known = {name: each.default is each.empty for name, each in _signature(kind).parameters.items()}
         for key, item in node.value.items():
             if key not in known:
@@ -198,12 +195,6 @@ class _DescriptionReader:
 
 
 _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "a list"
-    return json.dumps(value)[:60]
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from math import exp, log, log1p
 from typing import NamedTuple
 
 from simparallel.errors import ClusterError
-from simparallel.machine.numbers import check_number, check_sources
+from simparallel.machine.numbers import check_known, check_number, check_sources
 from simparallel.machine.products import MatrixProduct, MatrixUnits
 
 PS_PER_S = 10**12
@@ -261,10 +261,7 @@ class DeviceSpec:
         for name in ("memory_bandwidth_bytes_per_s", "memory_bytes", "launch_s"):
             check_number(owner, name, getattr(self, name))
         check_number(owner, "op_start_s", self.op_start_s, 0.0)
-        if self.software not in SOFTWARE:
-            raise ClusterError(
-                f"{owner}: software={self.software!r} must be one of {', '.join(SOFTWARE)}.", key="software"
-            )
+        check_known(owner, "software", self.software, SOFTWARE)
         check_sources(owner, self.sources, (each.name for each in fields(self)[1:-1] if each.name != "notes"))
 
     def peak(self, itemsize: int, is_product: bool = True) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from simparallel.base.files import read_limited
 from simparallel.errors import ClusterError
 from simparallel.machine.links import Groups
-from simparallel.machine.ranktable.jsontext import MAX_BYTES
+from simparallel.machine.ranktable.jsontext import read_file
 from simparallel.machine.spec import MAX_RANKS
 
 
@@ -21,10 +20,7 @@ def read_host_file(path: str | os.PathLike[str]) -> Groups:
         ClusterError: the file cannot be read, or a line is not of this form. Facts: `path`, `line`.
     """
     name = os.fspath(path)
-    try:
-        data = read_limited(name, MAX_BYTES)
-    except OSError as error:
-        raise ClusterError(f"{name}: cannot be read: {error.strerror or error}.", path=name, line=None) from None
+    data = read_file(name)
     ranks: dict[str, list[int]] = {}
     total = 0
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):

@@ -10,7 +10,7 @@ from math import exp
 from simparallel.backend import random_normal, random_uniform
 from simparallel.base.checks import is_integer
 from simparallel.errors import ClusterError
-from simparallel.machine.numbers import check_number
+from simparallel.machine.numbers import check_known, check_number
 
 KINDS = ("lognormal", "uniform")
 # Factors drawn at a time.
@@ -39,8 +39,7 @@ class Jitter:
         check_number("jitter", "amount", self.amount, 0.0, 1.0)
         if not is_integer(self.seed) or self.seed < 0:
             raise ClusterError(f"jitter: seed={self.seed!r} must be an integer of 0 or more.", key="seed")
-        if self.kind not in KINDS:
-            raise ClusterError(f"jitter: kind={self.kind!r} is not one of {', '.join(KINDS)}.", key="kind")
+        check_known("jitter", "kind", self.kind, KINDS)
 
     def factors(self, rank: int, device: int = 0) -> Iterator[float]:
         """Yield the factors of all operations of a device of a rank, in order."""

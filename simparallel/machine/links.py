@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simparallel.base.checks import is_integer
 from simparallel.errors import ClusterError
-from simparallel.machine.numbers import check_number, check_sources
+from simparallel.machine.numbers import check_known, check_number, check_sources
 
 TOPOLOGIES = ("switch", "mesh", "ring")
 
@@ -77,10 +77,7 @@ class LinkSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segments", tuple(Segment(*each) for each in self.segments))
-        if self.topology not in TOPOLOGIES:
-            raise ClusterError(
-                f"link: topology={self.topology!r} is not one of {', '.join(TOPOLOGIES)}.", key="topology"
-            )
+        check_known("link", "topology", self.topology, TOPOLOGIES)
         if self.ports is not None and (not is_integer(self.ports) or not 1 <= self.ports <= 1 << 20):
             raise ClusterError(f"link: ports={self.ports!r} must be an integer of 1 or more, or None.", key="ports")
         check_number("link", "oversubscription", self.oversubscription)

@@ -15,10 +15,9 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from simparallel.errors import ClusterError
 from simparallel.machine import library_times
 from simparallel.machine.library_times import Spread
-from simparallel.machine.numbers import check_number, check_sources
+from simparallel.machine.numbers import check_known, check_number, check_sources
 
 GPUS, CPUS = ("volta", "ampere", "hopper", "blackwell"), ("intel", "amd", "arm")
 PROTOCOLS = LL, LL128, SIMPLE = "LL", "LL128", "Simple"
@@ -117,8 +116,7 @@ class Nccl:
             ("protocols", self.protocols, PROTOCOLS),
         ):
             for value in values:
-                if value not in known:
-                    raise ClusterError(f"nccl: {key}: {value!r} is not one of {', '.join(known)}.", key=key)
+                check_known("nccl", key, value, known)
         for key in ("network_latency_s", "call_s"):
             check_number("nccl", key, getattr(self, key))
         check_sources("nccl", self.sources, [each.name for each in fields(self) if each.name != "sources"])

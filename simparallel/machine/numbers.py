@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,14 @@ def check_number(
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     # A comparison with NaN is false.
     if not is_number or not low <= value <= high:
-        told = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:30]}..."
-        raise ClusterError(f"{owner}: {name}={told} must be a number from {low:g} to {high:g}.", key=key or field)
+        shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:30]}..."
+        raise ClusterError(f"{owner}: {name}={shown} must be a number from {low:g} to {high:g}.", key=key or field)
+
+
+def check_known(owner: str, key: str, value: Any, known: Sequence[str]) -> None:
+    """Raise ClusterError unless `value` is one of the known names. Fact: `key`."""
+    if value not in known:
+        raise ClusterError(f"{owner}: {key}={value!r} must be one of {', '.join(known)}.", key=key)
 
 
 def check_sources(owner: str, sources: Mapping[str, str], names: Iterable[str]) -> None:

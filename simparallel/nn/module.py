@@ -49,8 +49,8 @@ class Module:
     _path: str = ""
     # A wrapper adds nothing to the paths of its children.
     _is_wrapper: bool = False
-    # Where a subclass calls members otherwise than its base: {"weight": "gamma"}. They are registered, listed and saved
-    # under the new names only.
+    # Names of its own that a subclass gives to members of its base, such as {"weight": "gamma"}: they are registered,
+    # listed and saved under these names only.
     _renamed: ClassVar[Mapping[str, str]] = {}
     # Settings for `repr`, each with the value at which it is left out; with `...` it is always shown.
     _shown: ClassVar[Mapping[str, Any]] = {}
@@ -174,9 +174,7 @@ class Module:
         """Add a parameter under `name`; None reserves the name (a layer without bias). Raises InputError."""
         if parameter is not None and not isinstance(parameter, Parameter):
             raise InputError(f"register_parameter({name!r}): {type(parameter).__name__} is not a Parameter.")
-        name = self._free_name(name)
-        self._parameters[name] = None
-        setattr(self, name, parameter)
+        self._register("_parameters", name, parameter)
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
         """Add state that is not trained, such as a running mean.
@@ -195,9 +193,7 @@ class Module:
             hold(tensor, BUFFERS, f"a buffer of shape {tensor.shape}")
         if isinstance(tensor, Parameter) or not (tensor is None or isinstance(tensor, Tensor)):
             raise InputError(f"register_buffer({name!r}): {type(tensor).__name__} is not a Tensor or array.")
-        name = self._free_name(name)
-        self._buffers[name] = None
-        setattr(self, name, tensor)
+        name = self._register("_buffers", name, tensor)
         (self._not_saved.discard if persistent else self._not_saved.add)(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
@@ -208,9 +204,7 @@ class Module:
         """
         if module is not None and not isinstance(module, Module):
             raise InputError(f"add_module({name!r}): {type(module).__name__} is not a Module.")
-        name = self._free_name(name)
-        self._modules[name] = None
-        setattr(self, name, module)
+        self._register("_modules", name, module)
 
     def _check_name(self, name: str) -> None:
         if not isinstance(name, str) or not name or "." in name:
@@ -221,12 +215,14 @@ class Module:
                 "super().__init__()."
             )
 
-    def _free_name(self, name: str) -> str:
-        """Return the name to register a member under. Raises InputError if it is taken or malformed."""
+    def _register(self, registry: str, name: str, member: Any) -> str:
+        """Register a member, or reserve its name with None; return the name. Raises InputError if it is taken."""
         self._check_name(name)
         name = self._renamed.get(name, name)
         if hasattr(self, name):
             raise InputError(f"{type(self).__name__} already has an attribute {name!r}; choose another name.")
+        self.__dict__[registry][name] = None
+        setattr(self, name, member)
         return name
 
     # --- names of parameters ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep the inputs of a part of the network, and recompute its activations in backward.
+"""Activation checkpointing: keep the inputs of a part of a network, and recompute its activations in backward.
 
 Source: Chen et al. 2016, "Training deep nets with sublinear memory cost". The tape of the first run is discarded except
 for its ends: the tensors, older than the part, on which its result depends. Backward runs the part once more with these
@@ -23,10 +23,10 @@ from simparallel.nn.amp import hidden_casts, hiding
 
 
 def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False) -> Tensor:
-    """Run `part(*inputs)`, and keep only the tensors that it starts from for backward.
+    """Run `part(*inputs)`, and keep its inputs for backward instead of its activations.
 
     All tensors on which the result depends get their gradients, as without a checkpoint: inputs, parameters, and
-    tensors that a function or a method of a Module reaches by closure.
+    tensors that `part` captures, as a closure or a method of a Module does. All of these count as inputs below.
 
     Args:
         part: a Module, or any function of Tensors; it runs twice and must compute the same both times. Random
@@ -40,12 +40,12 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
         The result of `part`: one Tensor.
 
     Raises:
-        AutogradError: `part` returned another type, or writes in place into a tensor that it starts from. In backward,
-            before any gradient of the part is delivered: an input or a parameter was changed in place since forward, or
-            the second run differed from the first.
+        AutogradError: `part` returned another type, or writes in place into one of its inputs. In backward, before any
+            gradient of the part is delivered: an input was changed in place since forward, or the second run differed
+            from the first.
 
-    Cost: one more forward pass of `part`; memory for the tensors that it starts from instead of its activations, which
-    exist only while the part runs.
+    Cost: one more forward pass of `part`; memory for its inputs instead of its activations, which exist only while the
+    part runs.
 
     Example:
         >>> layer = sp.nn.Linear(3, 2)
@@ -81,7 +81,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
     context = SimpleNamespace(
         needs=(True,) * len(needed) + (False,) * len(others),
         ends=tuple(needed.values()),
-        # Is called with the result of the second run, before its backward.
+        # Called with the result of the second run, before its backward.
         prepare=None,
         inputs=inputs,
         sources=sources,
@@ -99,12 +99,12 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
 
 
 def _is_end(x: Tensor, start: int) -> bool:
-    """Return whether x is a leaf, or older than node number `start`."""
+    """Return whether x is an input of the part: a leaf, or the result of a node before number `start`."""
     return x._node is None or x._node.number < start
 
 
 def _ends(y: Tensor, start: int) -> dict[int, Tensor]:
-    """Collect the tensors at which the tape behind y leaves the part (leaves, or nodes older than `start`), by id."""
+    """Walk the graph of y back to the inputs of the part; return those that need a gradient, by id."""
     ends: dict[int, Tensor] = {}
     stack, seen = [y], {id(y._node)}
     while stack:
@@ -114,7 +114,7 @@ def _ends(y: Tensor, start: int) -> dict[int, Tensor]:
             continue
         node = x._node
         assert node is not None
-        # A backward inside the part has consumed this node; the backward from y will raise for it.
+        # A backward inside the part has consumed this node; the backward from y will raise an error.
         if node.ctx is None:
             continue
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
@@ -157,7 +157,7 @@ class _Recompute(Reversible):
         return [found.get(id(x)) for x in sources]
 
     def _again(self, context: Any) -> Tensor:
-        """Run forward once more, on the tape, in the state of the first run: random numbers, device, casts."""
+        """Run the part again, recording its ops, in the state of the first run: random numbers, device, casts."""
         before, (given_part, sharded_part) = random_state.snapshot(), context.parts
         interpreter = None if context.position is None else grad_mode.interpreter
         random_state.restore(context.drawn)
@@ -187,7 +187,7 @@ class _Recompute(Reversible):
             shapes = ", ".join(f"{x.name or 'a tensor'} of shape {x.shape}" for x in differing[:3])
             difference = f"the result depends on {shapes} in one of the two runs only"
         raise AutogradError(
-            f"backward: {self!r} did something different the second time: {difference}. Move everything that "
+            f"backward: the second run of {self!r} differed from the first: {difference}. Move everything that "
             "changes in between out of the part, and leaves that it creates."
         )
 

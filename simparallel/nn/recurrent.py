@@ -39,16 +39,12 @@ class AbstractRecurrent(Module):
     def _step(self, a: Tensor, r: Tensor, state: State) -> State:
         raise TypeError(f"{type(self).__name__} does not define _step")
 
-    def _begin(
-        self, input_size: int, hidden_size: int, bias: bool, dtype: Any, nonlinearity: str | None = None
-    ) -> None:
+    def __init__(self, input_size: int, hidden_size: int, bias: bool, dtype: Any) -> None:
+        super().__init__()
         self.input_size = check_integer(type(self).__name__, "input_size", input_size, 1)
         self.hidden_size = check_integer(type(self).__name__, "hidden_size", hidden_size, 1)
         self.bias = bool(bias)
         self._dtype = check_floating(self, dtype)
-        if nonlinearity is not None:
-            check_choice(type(self).__name__, "nonlinearity", nonlinearity, ("tanh", "relu"))
-        self.nonlinearity = nonlinearity
 
     def _add_weights(self, input_size: int, suffix: str) -> None:
         rows = self.gates * self.hidden_size
@@ -133,11 +129,7 @@ class AbstractLayers(AbstractRecurrent):
         bidirectional: bool = False,
         dtype: Any = np.float32,
     ) -> None:
-        super().__init__()
-        self._begin(input_size, hidden_size, bias, dtype)
-        self._make(num_layers, batch_first, dropout, bidirectional)
-
-    def _make(self, num_layers: int, batch_first: bool, dropout: float, bidirectional: bool) -> None:
+        super().__init__(input_size, hidden_size, bias, dtype)
         self.num_layers = check_integer(type(self).__name__, "num_layers", num_layers, 1)
         self.batch_first, self.bidirectional = bool(batch_first), bool(bidirectional)
         self.between = Dropout(dropout)
@@ -185,7 +177,7 @@ class AbstractLayers(AbstractRecurrent):
     def _run(self, x: Tensor, state: State, suffix: str, is_reverse: bool) -> tuple[list[Tensor], State]:
         """Return h of each step, and the state after the last step."""
         weight_ih, weight_hh, bias_ih, bias_hh = self._weights(suffix)
-        # The inputs' part of all steps in one product; only the recurrent part has to run step by step.
+        # One product gives the inputs' contribution to all steps; only the recurrent part has to run step by step.
         inputs, step = F.linear(x, weight_ih, bias_ih), self._step
         steps = []
         for t in reversed(range(x.shape[0])) if is_reverse else range(x.shape[0]):
@@ -213,9 +205,9 @@ class RNN(AbstractLayers):
         bidirectional: bool = False,
         dtype: Any = np.float32,
     ) -> None:
-        Module.__init__(self)
-        self._begin(input_size, hidden_size, bias, dtype, nonlinearity)
-        self._make(num_layers, batch_first, dropout, bidirectional)
+        check_choice("RNN", "nonlinearity", nonlinearity, ("tanh", "relu"))
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype)
+        self.nonlinearity = nonlinearity
 
     def _step(self, a: Tensor, r: Tensor, state: State) -> State:
         return (F.relu(a + r) if self.nonlinearity == "relu" else F.tanh(a + r),)
@@ -260,11 +252,7 @@ class AbstractCell(AbstractRecurrent):
     """
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True, dtype: Any = np.float32) -> None:
-        super().__init__()
-        self._begin(input_size, hidden_size, bias, dtype)
-        self._make()
-
-    def _make(self) -> None:
+        super().__init__(input_size, hidden_size, bias, dtype)
         self._add_weights(self.input_size, "")
         self.reset_parameters()
 
@@ -287,9 +275,9 @@ class RNNCell(AbstractCell):
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", dtype: Any = np.float32
     ) -> None:
-        Module.__init__(self)
-        self._begin(input_size, hidden_size, bias, dtype, nonlinearity)
-        self._make()
+        check_choice("RNNCell", "nonlinearity", nonlinearity, ("tanh", "relu"))
+        super().__init__(input_size, hidden_size, bias, dtype)
+        self.nonlinearity = nonlinearity
 
 
 class LSTMCell(AbstractCell):

@@ -28,11 +28,11 @@ _DIGIT = 4096
 class SyncContext(Context):
     """The context of a batch norm with a batch that is cut over the ranks of a group, in parts of any sizes.
 
-    Its collectives use the group of the model's gradients. That is safe: a forward pass calls them in the order of the
-    layers, a backward pass in the order of the tape, which is the same on every rank. Gradient buckets are started from
-    the same walk over the tape, so their order among these collectives is fixed as well (where ranks may have different
-    graphs, `Reducer` starts them after the walk). The price is that a sum of a few numbers waits behind a bucket; with
-    a separate group, `process_group=sp.new_group(...)`, it does not.
+    Its collectives use the group of the model's gradients. That cannot deadlock: every rank calls them in the same
+    order, that of the layers in forward and that of the autograd graph in backward. The same walk over the graph starts
+    the all-reduces of gradient buckets, so their order among these collectives is fixed as well (if ranks may have
+    different graphs, `Reducer` starts them after the walk). But a sum of a few numbers waits for the buckets that were
+    started before it; with a group of its own, `process_group=sp.new_group(...)`, it does not.
     """
 
     def __init__(self, arrays: HostArrays, needs: tuple[bool, ...], plan: Plan, group: Group | None) -> None:

@@ -136,6 +136,7 @@ class AbstractTransformerLayer(Module):
     """
 
     _shown = {"batch_first": ..., "norm_first": ...}
+    _attends_to_memory = False
 
     def __init__(
         self,
@@ -156,18 +157,15 @@ class AbstractTransformerLayer(Module):
         self.activation = activation if callable(activation) else _ACTIVATIONS[activation]
         self.batch_first, self.norm_first = bool(batch_first), bool(norm_first)
         self.self_attn = MultiheadAttention(d_model, nhead, bias, dropout, dtype=dtype)
-        self._make(d_model, nhead, bias, dropout, dtype)
+        if self._attends_to_memory:
+            self.multihead_attn = MultiheadAttention(d_model, nhead, bias, dropout, dtype=dtype)
         self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
-        for i in range(1, self._num_norms + 1):
+        # A norm for each part: norm1, norm2 and, with attention to a memory, norm3.
+        for i in range(1, 3 + self._attends_to_memory):
             setattr(self, f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype))
         self.last_dropout = Dropout(dropout)
-
-    _num_norms = 2
-
-    def _make(self, d_model: int, nhead: int, bias: bool, dropout: float, dtype: Any) -> None:
-        """Create the modules between self-attention and the two layers; by default none."""
 
     def _add(self, x: Tensor, norm: LayerNorm, part: Callable[[Tensor], Tensor]) -> Tensor:
         return x + part(norm(x)) if self.norm_first else norm(x + part(x))
@@ -232,10 +230,7 @@ class TransformerDecoderLayer(AbstractTransformerLayer):
     __doc__ = "Self-attention, attention to a memory, then a two-layer network per position.\n\n    " + (
         AbstractTransformerLayer.__doc__ or ""
     )
-    _num_norms = 3
-
-    def _make(self, d_model: int, nhead: int, bias: bool, dropout: float, dtype: Any) -> None:
-        self.multihead_attn = MultiheadAttention(d_model, nhead, bias, dropout, dtype=dtype)
+    _attends_to_memory = True
 
     def forward(
         self,

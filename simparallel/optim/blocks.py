@@ -23,7 +23,10 @@ def decayed(xp: Any, p: Array, grad: Array, weight_decay: float, out: Array | No
 
 
 def converted(pieces: list[Array], factor: float) -> Iterator[list[Array]]:
-    """Yield one piece with the gradient times `factor` and, if float16, a copy of the parameter, then copied back."""
+    """Yield the arrays of one piece for an update, with the gradient times `factor`.
+
+    A float16 parameter is yielded as a float32 copy, which is copied back after the update.
+    """
     p, grad, *others, own, gradient = pieces
     if factor == 1:
         gradient[...] = grad
@@ -41,7 +44,7 @@ def converted(pieces: list[Array], factor: float) -> Iterator[list[Array]]:
 def in_one_kernel(
     xp: Any, p: Array, grad: Array, *others: Any, update: Callable[..., None], dtype: Any, scaled: bool, **settings: Any
 ) -> None:
-    """Call `update` in `dtype`, with the gradient times the last argument, as `converted` does for pieces."""
+    """Call `update` in `dtype`, like `converted` for whole arrays; the last of `others` scales the gradient."""
     *rest, factor = others
     grad = grad.astype(dtype, copy=False)
     if scaled:

@@ -18,34 +18,35 @@ from simparallel.optim.optimizer import Group, Optimizer, settings_among
 
 
 class Layerwise(Optimizer):
-    """Base of LARS and LAMB: the rate of a parameter depends on its norm and the norm of another array.
+    """Base of LARS and LAMB: the rate of a parameter p depends on |p| / |x|, where x is its gradient or its step.
 
-    A subclass defines `phases`. On a GPU the norms and rates of whole parameters are computed at once, without a wait.
+    A subclass defines `phases` and `rate_numbers`. On a GPU, the norms and the rates of all parameters that are not
+    sharded are computed together, and the host does not wait for them.
     """
 
     def phases(self, param: Tensor, grad: Array, group: Group) -> Generator[Array, Any, None]:
-        """Update a parameter: yield the other array, and receive the rate."""
+        """Update a parameter, as a generator: it yields x, is sent the rate, and then changes the parameter."""
         raise TypeError(f"{self._name} does not define phases")
 
     def rate_numbers(self, group: Group) -> tuple[float, ...]:
-        """Return lr, factor, weight decay and eps of the rate lr factor |p| / (other + weight decay |p| + eps)."""
+        """Return lr, factor, weight_decay and eps of the rate lr factor |p| / (|x| + weight_decay |p| + eps)."""
         raise TypeError(f"{self._name} does not define rate_numbers")
 
-    # Of the other arrays in the queue.
+    # Bytes of the arrays x that wait for their rates.
     _queued_bytes = 0
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         phases = self.phases(param, grad, group)
-        other, numbers, is_whole = next(phases), tuple(map(float, self.rate_numbers(group))), param.placement is None
+        x, numbers, is_whole = next(phases), tuple(map(float, self.rate_numbers(group))), param.placement is None
         key = _rates, device_of(param.data), wider(param.dtype), bool(group["adapt"]), is_whole, numbers
-        arrays = arrays_of(other)
+        arrays = arrays_of(x)
         if not arrays.joins_updates or self._queued is None:
-            self._finish(key, [(param, other, phases)])
+            self._finish(key, [(param, x, phases)])
             return
-        self._queued.setdefault(key, []).append((param, other, phases))
-        # LAMB's other arrays are new. Slices of sharded parameters do not count: their norms are collectives, which all
-        # ranks start at the same places, and their sizes may differ.
-        self._queued_bytes += other.nbytes if is_whole else 0
+        self._queued.setdefault(key, []).append((param, x, phases))
+        # Limits the memory of LAMB, whose x are new arrays. Slices of sharded parameters do not count: their sizes
+        # differ by rank, but all ranks have to compute their norms, which are collectives, at the same time.
+        self._queued_bytes += x.nbytes if is_whole else 0
         if self._queued_bytes > arrays.work_bytes:
             self._compute_queued()
 
@@ -60,17 +61,17 @@ class Layerwise(Optimizer):
         super()._compute_queued()
 
     def _finish(self, key: tuple[Any, ...], started: list[tuple[Tensor, Array, Any]]) -> None:
-        """Send their rates to updates of parameters on one GPU, or in host memory."""
+        """Compute the rates of parameters on one device, and finish their updates."""
         _, device, dtype, adapts, is_whole, numbers = key
         if not adapts:
             rates = [numbers[0]] * len(started)
         elif device is None or not is_whole:
-            rates = [_rate(norm(param.data, param), norm(other, param), *numbers) for param, other, _ in started]
+            rates = [_rate(norm(param.data, param), norm(x, param), *numbers) for param, x, _ in started]
         else:
-            params, others, _ = zip(*started, strict=True)
+            params, xs, _ = zip(*started, strict=True)
             with params[0].data.device:
                 arrays, num = arrays_of(params[0].data), len(params)
-                found = arrays.sums(squares, [*(param.data for param in params), *others])
+                found = arrays.sums(squares, [*(param.data for param in params), *xs])
                 together = fused(arrays.xp, _rates, dtype=dtype)(found[:num], found[num:], *numbers)
                 rates = [together[i, ...] for i in range(num)]
         for (_, _, phases), rate in zip(started, rates, strict=True):
@@ -78,20 +79,20 @@ class Layerwise(Optimizer):
                 phases.send(rate)
 
 
-def _rate(p_norm: float, other: float, lr: float, factor: float, weight_decay: float, eps: float) -> float:
-    """Return lr factor |p| / (other + weight_decay |p| + eps), or lr where a norm is 0."""
-    if not (p_norm > 0 and other > 0):
+def _rate(p_norm: float, x_norm: float, lr: float, factor: float, weight_decay: float, eps: float) -> float:
+    """Return lr factor |p| / (|x| + weight_decay |p| + eps), or lr where a norm is 0."""
+    if not (p_norm > 0 and x_norm > 0):
         return lr
-    return lr * (factor * p_norm / (other + weight_decay * p_norm + eps))
+    return lr * (factor * p_norm / (x_norm + weight_decay * p_norm + eps))
 
 
 def _rates(
     xp: Any, p_squares: Array, squares: Array, lr: float, factor: float, weight_decay: float, eps: float, *, dtype: Any
 ) -> Array:
-    """Return `_rate` for sums of squares of many parameters."""
-    p_norm, other = xp.sqrt(p_squares), xp.sqrt(squares)
-    is_on, below = (p_norm > 0) & (other > 0), other + weight_decay * p_norm + eps
-    return (lr * xp.where(is_on, factor * p_norm / xp.where(is_on, below, 1.0), 1.0)).astype(dtype)
+    """Compute `_rate` for many parameters at once, from the squared norms."""
+    p_norm, x_norm = xp.sqrt(p_squares), xp.sqrt(squares)
+    is_on, divisor = (p_norm > 0) & (x_norm > 0), x_norm + weight_decay * p_norm + eps
+    return (lr * xp.where(is_on, factor * p_norm / xp.where(is_on, divisor, 1.0), 1.0)).astype(dtype)
 
 
 class LARS(Layerwise):

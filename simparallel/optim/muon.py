@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal."""
+"""Muon: steps along the momentum of a matrix, made orthogonal."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _MATRICES = "matrices"  # in the queue of a step
 class Muon(Optimizer):
     """b = b + (1 - momentum) (g - b);   p = p - lr weight_decay p - lr r orthogonal(g + momentum (b - g))
 
-    Without `nesterov` of b itself. Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; the
-    arguments, defaults and factors of `torch.optim.Muon`, which multiplies matrices in bfloat16; here it is the dtype
-    of the state. orthogonal(x) is near U V' of the singular value decomposition x = U S V': x is divided by its norm,
-    then `ns_steps` steps of Newton and Schulz, x = a x + (b A + c A A) x with A = x x', bring singular values to
-    0.7 … 1.2. Biases, norms and embeddings go to another optimizer, such as AdamW.
+    where r is the factor of `adjust_lr_fn`. Without `nesterov`, the step is along orthogonal(b). Jordan et al. 2024,
+    "Muon: an optimizer for hidden layers in neural networks". Arguments, defaults and factors are those of
+    `torch.optim.Muon`; but that multiplies matrices in bfloat16, and this class in the dtype of the state.
+    orthogonal(x) is near U V' of the singular value decomposition x = U S V': x is divided by its norm, then `ns_steps`
+    Newton-Schulz iterations, x = a x + (b A + c A A) x with A = x x', bring the singular values to 0.7 … 1.2. Give
+    biases, norms and embeddings to another optimizer, such as AdamW.
 
-    An update needs the whole matrix. Where ranks have slices of it (`fully_shard`, tensor parallelism), each matrix has
-    an owner among them, by longest processing time: slices of the momentum go there, and slices of the result come
-    back. The bits are those of whole matrices.
+    An update needs the whole matrix. Where ranks have slices of it (`fully_shard`, tensor parallelism), one of these
+    ranks is its owner: it gathers the slices of the momentum, and sends back the slices of the result. Owners are
+    chosen by longest processing time first. The result is bit-identical to that of an uncut matrix.
 
     Args:
         params: Tensors of 2 dims, or dicts of parameter groups with their own settings.
@@ -106,7 +107,7 @@ class Muon(Optimizer):
         if self._queued is None or not (arrays_of(b).joins_updates or param.placement):
             self._finish([(param, direction, group)])
         else:
-            # Slices of all matrices travel together.
+            # One all_to_all carries the slices of all matrices.
             self._queued.setdefault(_MATRICES, []).append((param, direction, group))
 
     def _compute_queued(self) -> None:
@@ -116,7 +117,7 @@ class Muon(Optimizer):
         super()._compute_queued()
 
     def _finish(self, entries: list[tuple[Tensor, Array, Group]]) -> None:
-        """Update the parameters in the directions of these arrays, made orthogonal. Collective: yes, for slices."""
+        """Make the directions orthogonal, and update the parameters along them. Collective: yes, for slices."""
         together: dict[Any, list[tuple[Tensor, Array, Group]]] = {}
         for entry in entries:
             param, direction, group = entry
@@ -131,7 +132,7 @@ class Muon(Optimizer):
                 self._move(*entry)
 
     def _orthogonal(self, param: Tensor, whole: Array, group: Group) -> Array:
-        """Return `orthogonal` of an array, and record its work and its result."""
+        """Return `orthogonal` of a matrix; record its cost and its memory."""
         observer = observer_of(param._device)
         start_ns = observer.begin("Muon.orthogonal")
         found = orthogonal(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
@@ -175,7 +176,7 @@ def _muon(xp: Any, p: Array, direction: Array, factor: float, rate: float, tempo
 
 
 def orthogonal(x: Array, coefficients: tuple[float, float, float], steps: int, eps: float) -> Array:
-    """Return a matrix near U V' of x = U S V', by steps of Newton and Schulz; see `Muon`. x does not change."""
+    """Return a matrix near U V' of x = U S V', by Newton-Schulz iterations; see `Muon`. x does not change."""
     a, b, c = map(float, coefficients)
     arrays, is_tall = arrays_of(x), x.shape[0] > x.shape[1]
     xp = arrays.xp

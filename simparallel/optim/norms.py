@@ -39,7 +39,7 @@ def squares(xp: Any, x: Array) -> Array:
 def norm(x: Array, of: Tensor | None = None) -> Any:
     """Return the Euclidean norm of all elements; if `of` is sharded, x is this rank's slice, laid out like `of`.
 
-    A number, or for a whole array on a GPU a 0-d array: then nothing waits for it.
+    The result is a number; for an array on a GPU that is not a slice a 0-d array, so that the host does not wait.
 
     Collective: yes, over the ranks that have its slices, if `of` is cut.
     """
@@ -54,7 +54,8 @@ def norm(x: Array, of: Tensor | None = None) -> Any:
 def over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> list[float]:
     """Reduce one value per tensor over all of its slices; a slice that several ranks hold counts once.
 
-    Ranks on meshes of their own have copies of a tensor; a rank outside of its tensor's mesh has nothing of it.
+    A rank outside of a tensor's mesh holds none of its elements, and gives 0. If there are copies of a tensor on
+    several meshes, as with data parallelism, a "sum" is the mean over the copies.
 
     Collective: yes, if any of them is sharded.
     """
@@ -68,7 +69,7 @@ def over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> 
         ranks = [communicator.world.ranks if t.placement is None else t.placement.layout.mesh.ranks for t in tensors]
         values = [v * part / len(own) for v, part, own in zip(values, parts, ranks, strict=True)]
         if any(len(own) < communicator.world_size for own in ranks):
-            # Other ranks may have a copy on a mesh of their own, as with data parallelism: count the copies, too.
+            # Other ranks may have a copy on another mesh: count the copies, to divide by their number.
             values += [(communicator.rank in own) / len(own) for own in ranks]
     found = [value.item() for value in communicator.all_reduce(get_namespace(*values).asarray(values), op)]
     return found if len(found) == count else [a / b for a, b in zip(found, found[count:], strict=False)]

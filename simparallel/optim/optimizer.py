@@ -230,14 +230,14 @@ class Optimizer:
         return twin
 
     def follow(self, other: Optimizer) -> None:
-        """Take the position in the schedules from `other`, and its settings for the parameters that both have."""
+        """Copy the position in the schedules from `other`, and its settings for parameters that both have."""
         if other is self:
             return
         self._num_steps = other._num_steps
         settings = {param: group for group in other.param_groups for param in group["params"]}
         for group in self.param_groups:
-            theirs = next((settings[param] for param in group["params"] if param in settings), group)
-            group.update({name: value for name, value in theirs.items() if name != "params"})
+            source = next((settings[param] for param in group["params"] if param in settings), group)
+            group.update({name: value for name, value in source.items() if name != "params"})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients to None, or with False to zeros in place."""
@@ -462,13 +462,13 @@ class Optimizer:
             )
         if array.shape != data.shape:
             layout = getattr(grad, "layout", None)
-            told = (
-                " It is of this rank alone: reduce it by a backward outside of no_sync()."
+            hint = (
+                " It is this rank's addend of an unfinished sum: run a backward outside of no_sync() to reduce it."
                 if layout and layout.partial
                 else ""
             )
             raise ShapeError(
-                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, expected {data.shape}.{told}"
+                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, expected {data.shape}.{hint}"
             )
         if array.dtype != data.dtype and array.dtype != wider(data.dtype):
             raise DTypeError(

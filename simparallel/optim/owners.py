@@ -1,4 +1,4 @@
-"""Owners: one rank for each tensor, to compute on whole tensors of which the ranks have slices."""
+"""Compute on whole tensors of which the ranks have slices: one rank, the owner, gathers and computes each tensor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from simparallel.comm import Group
 
 
 def longest_first(costs: Sequence[int], loads: list[int]) -> list[int]:
-    """Return an owner for each cost: the largest goes to the owner with the smallest load, and so on.
+    """Assign jobs to owners by longest processing time first: the costliest job goes to the least loaded owner.
 
     Source: Graham 1969, "Bounds on multiprocessing timing anomalies": the largest load is at most 4/3 of the least
     possible one.
 
     Args:
-        costs: of any unit.
-        loads: those so far, one for each owner; they are increased.
+        costs: of the jobs, in any unit.
+        loads: of the owners so far; they are increased.
+
+    Returns:
+        The owner of each job.
     """
     owners = [0] * len(costs)
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -36,14 +39,14 @@ def on_owners(
     costs: Sequence[int],
     group: Group,
 ) -> None:
-    """Replace this rank's slices of arrays by those of results, each computed on one rank from the whole array.
+    """Replace each array by the result of `compute`, in place: an owner gathers the slices, computes, and scatters.
 
     Args:
-        compute: (tensor, whole array, settings) -> array of its shape and dtype.
-        jobs: tensor, which has the layout; this rank's slice of an array, which is written; settings. The arrays are of
-            one dtype.
-        costs: of `compute` for each of the jobs.
-        group: the ranks that have all slices of each of them, see `AbstractInterpreter.slice_group`.
+        compute: (tensor, whole array, settings) -> array of the same shape and dtype.
+        jobs: (a tensor with the layout of the array, this rank's slice of the array, settings); all arrays have one
+            dtype.
+        costs: the cost of `compute` for each job.
+        group: the ranks that together have all slices of each array, see `AbstractInterpreter.slice_group`.
 
     Collective: two all_to_alls, to the owners and back.
     """

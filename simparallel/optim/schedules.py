@@ -74,11 +74,11 @@ class StepDecay(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """start + (lr - start) t / warmup_steps while t < warmup_steps; then as the subclass defines.
+    """lr(t) = start + (lr - start) t / warmup_steps for t < warmup_steps, and `after(u)` from then on.
 
-    Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2. After the warm-up a subclass
-    gets u = (t - warmup_steps) / (total_steps - warmup_steps), the elapsed share of the remaining steps;
-    from `total_steps` on u stays 1.
+    Base of schedules with a linear warm-up: Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2. A subclass
+    defines `after`, the decay. Its argument u = (t - warmup_steps) / (total_steps - warmup_steps) rises from 0 to 1 at
+    `total_steps`, and stays 1.
 
     Args:
         lr: the highest rate, reached at step `warmup_steps`.
@@ -114,13 +114,13 @@ class Warmup(Schedule):
         return float(self.after(min(1.0, (step - self.warmup_steps) / rest) if rest else 1.0))
 
     def after(self, over: float) -> float:
-        """Return the rate after the share `over` of the steps that follow the warm-up."""
+        """Return the rate at u = `over`, the fraction of the steps after the warm-up that is done: 0 to 1."""
         raise TypeError(f"{type(self).__name__} does not define after")
 
 
 @dataclass(frozen=True)
 class Linear(Warmup):
-    """After the warm-up lr - (lr - end) u, a linear decay; arguments as for `Warmup`."""
+    """A linear warm-up, then a linear decay: lr(t) = lr - (lr - end) u. Arguments and u as for `Warmup`."""
 
     def after(self, over: float) -> float:
         return self.lr - (self.lr - self.end) * over
@@ -128,7 +128,7 @@ class Linear(Warmup):
 
 @dataclass(frozen=True)
 class WarmupCosine(Warmup):
-    """After the warm-up end + (lr - end) (1 + cos(pi u)) / 2; arguments as for `Warmup`."""
+    """A linear warm-up, then a half cosine: lr(t) = end + (lr - end) (1 + cos(pi u)) / 2. Else as for `Warmup`."""
 
     def after(self, over: float) -> float:
         return self.end + (self.lr - self.end) * (1 + math.cos(math.pi * over)) / 2

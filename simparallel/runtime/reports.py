@@ -48,7 +48,7 @@ class Outcome:
         metrics: (step, name, value) of each `sp.log`.
         memory: usage of its devices, see `Results`.
         cluster: the hardware that priced its work; None if the rank ended before it had one.
-        kept_letters: (sender, text) of messages that arrived with a tag that it never received.
+        kept_messages: (sender, text) of messages that arrived with a tag that it never received.
         modules: files of the user's modules that its process has imported since the previous run.
         lost_output: size and cause of output that could not be written to its log; "" for none.
     """
@@ -60,7 +60,7 @@ class Outcome:
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     cluster: ClusterSpec | None = None
-    kept_letters: list[tuple[int, str]] = field(default_factory=list)
+    kept_messages: list[tuple[int, str]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     lost_output: str = ""
 
@@ -176,7 +176,7 @@ def _name(kind: type[BaseException]) -> str:
 def report_unreceived(segment: SharedSegment, outcomes: list[Outcome]) -> None:
     """Report unreceived messages as a failure of their receiver, unless some rank has failed already."""
     if all(outcome.report is None for outcome in outcomes):
-        kept = {outcome.rank: outcome.kept_letters for outcome in outcomes}
+        kept = {outcome.rank: outcome.kept_messages for outcome in outcomes}
         of_rank = {outcome.rank: outcome for outcome in outcomes}
         for rank, error in unreceived(segment, kept).items():
             report = of_rank[rank].report = failure_report(error)

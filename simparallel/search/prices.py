@@ -174,7 +174,7 @@ class Prices:
         moves = _moves_of(cut)
         pairs = [(m.source, m.target) if phase == "forward" else (m.target, m.source) for m in moves]
         events = self._messages(pairs, [prod(shape_of(m.box)) * itemsize for m in moves])
-        have = boxes_of(cut.halo.layout, cut.halo.shape)
+        have = boxes_of(cut.halo.source, cut.halo.shape)
         # A rank that reads exactly its slice copies nothing in forward, and in backward only if gradients return to it.
         givers = {m.source for m in moves}
         copied = []
@@ -316,4 +316,4 @@ class Prices:
 @lru_cache(maxsize=64)
 def _moves_of(cut: WindowCut) -> list[Transfer]:
     """Return the transfers between ranks; cached, as forward and backward both need them."""
-    return [move for move in cut.halo.moves.all() if move.source != move.target]
+    return [move for move in cut.halo.all() if move.source != move.target]

@@ -292,12 +292,12 @@ def test_segments_are_the_layers_within_a_part(layers, position, count):
 
 
 def taken_through(vectors: list[np.ndarray]) -> tuple[np.ndarray, int]:
-    """Return the result for a slice that is the whole vector, and the number of closer looks."""
+    """Return the result for a slice that is the whole vector, and the number of measurements."""
     slices, looks = SliceTree(vectors, [(0, 0, vectors[0].size)], 1), 0
     while len(slices.rows) > 1:
         if slices.plan(slices.products()):
             looks += 1
-            slices.settle(slices.closer())
+            slices.set_halves(slices.measure_halves())
         out = np.empty_like(vectors[0])
         slices.join(out)
     return out, looks
@@ -323,7 +323,7 @@ def test_nearly_cancelled_halves_are_checked(count, noise, monkeypatch):
     result, looks = taken_through(vectors)
     assert looks == 1
     assert np.linalg.norm(result - sp.adasum(vectors)) <= 1e-14 / (noise or 1.0) * size_of(vectors)
-    monkeypatch.setattr(direct_adasum, "_VAGUE", 0.0)
+    monkeypatch.setattr(direct_adasum, "_CANCELLED", 0.0)
     if 0 < noise < 1e-6:  # red control: the result of the products alone
         unseen, looks = taken_through(vectors)
         assert looks == 0

@@ -19,8 +19,8 @@ from simparallel.comm.memory import segment as comm_segment
 from simparallel.comm.memory.arena import Arena
 from simparallel.comm.memory.segment import (
     HEADER_WORDS,
-    LETTER_WORDS,
     LINE,
+    MESSAGE_WORDS,
     NOTE_WORDS,
     NUM_MARKS,
     PAGE,
@@ -81,8 +81,8 @@ def test_every_word_has_one_meaning(size):
             take(control.sent(rank, other))
             take(control.taken(rank, other))
             for number in range(RING):
-                take(control.letter(rank, other, number), LETTER_WORDS)
-                assert control.letter(rank, other, number + RING) == control.letter(rank, other, number)
+                take(control.message(rank, other, number), MESSAGE_WORDS)
+                assert control.message(rank, other, number + RING) == control.message(rank, other, number)
     assert taken.max() == 1
 
 
@@ -145,19 +145,19 @@ def reserved_bytes(segment: SharedSegment) -> int:
 def test_memory_grows_with_use(segment):
     before, control = reserved_bytes(segment), segment.map
     assert before < (control.num_first_words * WORD + 2 * RECORD_BYTES) + 4 * PAGE
-    assert segment.call_of(control.max_groups - 1, 1, 1) == [0] * LETTER_WORDS
+    assert segment.call_of(control.max_groups - 1, 1, 1) == [0] * MESSAGE_WORDS
     assert reserved_bytes(segment) == before  # looking up a call that was never made reserves no memory
-    segment.reserve_words(0, control.letter(0, 1, 0), RING * LETTER_WORDS)
+    segment.reserve_words(0, control.message(0, 1, 0), RING * MESSAGE_WORDS)
     assert reserved_bytes(segment) == before + PAGE
-    segment.words[control.letter(0, 1, 3)] = 7
-    segment.reserve_words(0, control.letter(0, 1, 0), RING * LETTER_WORDS)
-    assert segment.words[control.letter(0, 1, 3)] == 7
+    segment.words[control.message(0, 1, 3)] = 7
+    segment.reserve_words(0, control.message(0, 1, 0), RING * MESSAGE_WORDS)
+    assert segment.words[control.message(0, 1, 3)] == 7
     for number in range(SITES):
         segment.write_site(1, number, "train.py:31")
     assert reserved_bytes(segment) >= before + SITES * SITE_BYTES
     segment.reset()
     assert reserved_bytes(segment) == before
-    assert segment.words[control.letter(0, 1, 3)] == 0
+    assert segment.words[control.message(0, 1, 3)] == 0
 
 
 def test_pages_without_posix_fallocate_keep_their_data(segment, monkeypatch):

@@ -14,6 +14,7 @@ from simparallel.autograd.op import Context, Plan, instance
 from simparallel.autograd.ops.elementwise import AbstractFloatUnary, stable_sigmoid
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
+from simparallel.base.checks import check_choice
 from simparallel.errors import InputError
 
 _INNER = math.sqrt(2 / math.pi)
@@ -35,8 +36,7 @@ class GELU(AbstractFloatUnary):
     flops_per_element = 20
 
     def __init__(self, approximate: str = "none") -> None:
-        if approximate not in ("none", "tanh"):
-            raise InputError(f"GELU: approximate={approximate!r}, choose 'none' or 'tanh'.")
+        check_choice("GELU", "approximate", approximate, ("none", "tanh"))
         self.approximate = approximate
 
     def forward(self, ctx: Context, x: Array) -> Array:
@@ -143,7 +143,7 @@ class LeakyReLU(AbstractFloatUnary):
     def forward(self, ctx: Context, x: Array) -> Array:
         x = self._cast(ctx, x)
         y = fused(ctx.xp, _leaky)(x, x, self.negative_slope)
-        # With a positive slope, y has the signs of x. The next op usually keeps y anyway, so this frees x.
+        # With a positive slope, y has the signs of x. The next op usually keeps y anyway, so keeping y here frees x.
         ctx.signs = y if self.negative_slope > 0 else x
         return y
 

@@ -11,9 +11,10 @@ from simparallel.arrays.host.normalize import along_channels
 from simparallel.arrays.host.sums import wider
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, check_float, instance
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, check_float, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
+from simparallel.base.checks import check_count
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -77,8 +78,8 @@ class BatchNorm(AbstractNorm):
         *,
         keeps_channels: bool = False,
     ) -> None:
-        if group_size is not None and as_int("BatchNorm: group_size", group_size) < 1:
-            raise InputError(f"BatchNorm: group_size={group_size!r} must be 1 or more.")
+        if group_size is not None:
+            check_count("BatchNorm", "group_size", group_size)
         self.eps = eps
         self._observe, self._keeps_channels = observe, keeps_channels
         self.group_size = group_size

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import AbstractConstant, Context, Spec
-from simparallel.autograd.ops.promotion import operands
+from simparallel.autograd.op import Context, Spec
+from simparallel.autograd.ops.compare import AbstractPairwise, pairwise, pairwise_function
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
 from simparallel.errors import DTypeError
 
 
-class AbstractBitwise(AbstractConstant):
-    rule = "..., ... -> ..."
-
+class AbstractBitwise(AbstractPairwise):
     def infer(self, *inputs: Spec) -> Spec:
         for spec in inputs:
             if spec.dtype.kind not in "biu":
@@ -22,25 +21,9 @@ class AbstractBitwise(AbstractConstant):
         return super().infer(*inputs)
 
 
-class BitwiseAnd(AbstractBitwise):
-    """y = a & b"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a & b
-
-
-class BitwiseOr(AbstractBitwise):
-    """y = a | b"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a | b
-
-
-class BitwiseXor(AbstractBitwise):
-    """y = a ^ b"""
-
-    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        return a ^ b
+BitwiseAnd = pairwise(AbstractBitwise, "BitwiseAnd", "a & b", operator.and_)
+BitwiseOr = pairwise(AbstractBitwise, "BitwiseOr", "a | b", operator.or_)
+BitwiseXor = pairwise(AbstractBitwise, "BitwiseXor", "a ^ b", operator.xor)
 
 
 class BitwiseNot(AbstractBitwise):
@@ -52,25 +35,11 @@ class BitwiseNot(AbstractBitwise):
         return ~x
 
 
-_AND, _OR, _XOR, _NOT = BitwiseAnd(), BitwiseOr(), BitwiseXor(), BitwiseNot()
-
-
-@function("__and__ __rand__")
-def bitwise_and(a: Any, b: Any) -> Tensor:
-    """Return a & b of bools or integers, broadcast."""
-    return _AND(*operands(a, b))
-
-
-@function("__or__ __ror__")
-def bitwise_or(a: Any, b: Any) -> Tensor:
-    """Return a | b of bools or integers, broadcast."""
-    return _OR(*operands(a, b))
-
-
-@function("__xor__ __rxor__")
-def bitwise_xor(a: Any, b: Any) -> Tensor:
-    """Return a ^ b of bools or integers, broadcast."""
-    return _XOR(*operands(a, b))
+_NOT = BitwiseNot()
+_DOC = "Return a {} b of bools or integers, broadcast."
+bitwise_and = pairwise_function(BitwiseAnd, "bitwise_and", "__and__ __rand__", _DOC.format("&"))
+bitwise_or = pairwise_function(BitwiseOr, "bitwise_or", "__or__ __ror__", _DOC.format("|"))
+bitwise_xor = pairwise_function(BitwiseXor, "bitwise_xor", "__xor__ __rxor__", _DOC.format("^"))
 
 
 @function("__invert__")

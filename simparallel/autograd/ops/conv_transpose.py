@@ -11,10 +11,11 @@ import numpy as np
 from simparallel.arrays.host import im2col
 from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
-from simparallel.autograd.op import Context, Op, Spec, Work, as_int, instance
+from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
+from simparallel.base.checks import check_count
 from simparallel.errors import InputError, ShapeError
 
 _PLANES, _FROM_PLANES = (1, 2, 3, 0), (3, 0, 1, 2)  # (N, C, H, W) as (C, H, W, N), and back
@@ -55,9 +56,7 @@ class ConvTranspose2d(Op):
         self.padding = padding if isinstance(padding, str) else as_pair(self.name, "padding", padding, 0)
         self.output_padding = as_pair(self.name, "output_padding", output_padding, 0)
         self.dilation = as_pair(self.name, "dilation", dilation, 1)
-        self.groups = as_int(f"{self.name}: groups", groups)
-        if self.groups < 1:
-            raise InputError(f"{self.name}: groups={groups!r} must be 1 or more.")
+        self.groups = check_count(self.name, "groups", groups)
         if any(extra >= step for extra, step in zip(self.output_padding, self.stride, strict=True)):
             raise InputError(f"{self.name}: output_padding={output_padding!r} must be less than stride={stride!r}.")
         if padding == "same" and any(self.output_padding):

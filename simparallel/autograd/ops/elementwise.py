@@ -63,8 +63,9 @@ class Add(AbstractBinary):
         return [ctx.arrays.unbroadcast(dy, s) if n else None for s, n in zip(ctx.shapes, ctx.needs, strict=True)]
 
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
-        # dy itself is the gradient of an input of its shape. Where two of them join, as in a residual block, they part
-        # further back, and their gradients are added there. An input that broadcasts takes a sum of dy.
+        # The gradient of an input of y's shape is dy itself, and costs nothing. If both inputs have this shape, as in a
+        # residual block, they usually come from one tensor: the sum of its two gradients counts here. The gradient of
+        # an input that broadcasts is a sum of dy.
         y, pairs = plan.output, zip(plan.inputs, needs, strict=True)
         wanted = [spec.size_bytes for spec, need in pairs if need]
         sums = sum(y.size_bytes + size for size in wanted if size != y.size_bytes)
@@ -303,7 +304,7 @@ def neg(x: Any) -> Tensor:
 
 @function("clone")
 def clone(x: Any) -> Tensor:
-    """Copy `x`. The copy is on the tape, and sharded like `x`; `x.detach().clone()` is off the tape."""
+    """Copy `x`, differentiably; the copy is sharded like `x`. `x.detach().clone()` is a leaf."""
     return _CLONE(as_tensor(x))
 
 

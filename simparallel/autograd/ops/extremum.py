@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simparallel.arrays.host.sums import extreme, wider
-from simparallel.autograd.dims import Dims, as_dims, reduced_dims
+from simparallel.autograd.dims import Dims, as_dims
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.methods import deviation, function, reduction
 from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, check_float, instance
@@ -24,22 +24,7 @@ from simparallel.layout.rule import dim_names
 class AbstractCompleted(AbstractReduce):
     """A reduction with its dims marked `[d]` in the rule: each rank reduces its slice, then ranks exchange."""
 
-    def rule_for(self, shape: tuple[int, ...]) -> str:
-        left, _, right = super().rule_for(shape).partition("->")
-        reduced = set(self._dims(len(shape)))
-        marked = [f"[{name}]" if i in reduced else name for i, name in enumerate(left.split())]
-        return f"{' '.join(marked)} ->{right}"
-
-    def _dims(self, ndim: int) -> tuple[int, ...]:
-        return reduced_dims(self.dim, ndim)
-
-    def _names(self, ctx: Context) -> str:
-        """Return the names of the reduced dims, for `ctx`."""
-        return self._names_of(len(ctx.plan.inputs[0].shape))
-
-    def _names_of(self, ndim: int) -> str:
-        names = dim_names(ndim)
-        return " ".join(names[i] for i in self._dims(ndim))
+    mark = "[{}]"
 
     def _asked(self, plan: Plan, reduce_op: str, dtype: Any) -> Asked:
         """Describe an exchange of one value for each element of y."""
@@ -128,9 +113,8 @@ class ArgMax(AbstractCompleted, AbstractConstant):
         return Spec(super().infer(x).shape, np.dtype(np.int64))
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        xp, dims, names = ctx.xp, self._dims(x.ndim), self._names(ctx)
-        wide = tuple(1 if i in dims else size for i, size in enumerate(x.shape))
-        nowhere = prod(ctx.size(name) for name in names.split())
+        xp, dims, names, wide = ctx.xp, self._dims(x.ndim), self._names(ctx), self._wide(x.shape)
+        nowhere = ctx.sizes(names)
         candidate = xp.full(wide, nowhere, "int64")
         value = extreme(xp, x, dims)
         largest = ctx.max_over(names, value)
@@ -221,15 +205,14 @@ class Var(AbstractCompleted):
         keepdim: keep reduced dims with size 1.
     """
 
+    result_of = staticmethod(np.mean)
+
     def __init__(self, dim: int | tuple[int, ...] | None = None, correction: int = 1, keepdim: bool = False) -> None:
         super().__init__(dim, keepdim)
         self.correction = correction
 
-    def infer(self, x: Spec) -> Spec:
-        return Spec(super().infer(x).shape, np.mean(np.zeros(1, x.dtype)).dtype)
-
     def _divisor(self, ctx: Context) -> int:
-        count = prod(ctx.size(name) for name in self._names(ctx).split())
+        count = ctx.sizes(self._names(ctx))
         if count <= self.correction:
             raise ShapeError(
                 f"{self!r}: the variance of {count} elements with correction={self.correction} is not "
@@ -256,9 +239,7 @@ class Var(AbstractCompleted):
         return 1
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        dims = self._dims(ctx.centred.ndim)
-        wide = tuple(1 if i in dims else size for i, size in enumerate(ctx.centred.shape))
-        dy_wide = dy.reshape(wide).astype(ctx.centred.dtype, copy=False) * self._slope(ctx)
+        dy_wide = dy.reshape(self._wide(ctx.centred.shape)).astype(ctx.centred.dtype, copy=False) * self._slope(ctx)
         return ((ctx.centred * (dy_wide * (2 / self._divisor(ctx)))).astype(dy.dtype, copy=False),)
 
     def exchanges(self, plan: Plan) -> Exchanges:

@@ -241,7 +241,7 @@ class CrossEntropy(AbstractLabelLoss):
         return Work(work.flops // 14 * 2, work.size_bytes // 2)
 
     def eager_work(self, plan: Plan) -> Work:
-        # A logarithm of the softmax, whose rows stay on the chip, and a look-up.
+        # A log-softmax, whose rows stay in on-chip memory, and a look-up.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes + plan.inputs[1].size_bytes)
 
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:

@@ -27,9 +27,9 @@ def as_rows(x: Array) -> Array:
 
 
 def are_aligned(spec: Spec, *sizes: int) -> bool:
-    """Return whether rows of these sizes, of the dtype of `spec`, begin at multiples of 16 bytes, if that matters.
+    """Return whether rows of these sizes, in the dtype of `spec`, begin at multiples of 16 bytes, as tensor cores need.
 
-    It matters to units for matrices; float32 and float64 are multiplied without them.
+    Always True for float32 and float64, which are multiplied without tensor cores.
     """
     return spec.dtype.itemsize > 2 or all(size * spec.dtype.itemsize % 16 == 0 for size in sizes)
 

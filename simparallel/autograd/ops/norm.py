@@ -16,7 +16,8 @@ from simparallel.autograd.op import Context, Plan, Spec, Work, instance
 from simparallel.autograd.ops.batch_norm import AbstractNorm, check_channels, present
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
-from simparallel.errors import InputError, ShapeError
+from simparallel.base.checks import check_count
+from simparallel.errors import ShapeError
 from simparallel.layout.rule import dim_names
 
 
@@ -32,9 +33,7 @@ class AbstractRowNorm(AbstractNorm):
     """
 
     def __init__(self, num_dims: int = 1, eps: float | None = 1e-5) -> None:
-        if num_dims < 1:
-            raise InputError(f"{self.name}: num_dims={num_dims!r} must be 1 or more.")
-        self.num_dims = num_dims
+        self.num_dims = check_count(self.name, "num_dims", num_dims)
         self.eps = eps
 
     @property
@@ -71,7 +70,7 @@ class AbstractRowNorm(AbstractNorm):
         return Work(11 * work.flops // 7, 14 * work.size_bytes // 9)
 
     def eager_work(self, plan: Plan) -> Work:
-        # A row stays on the chip between its statistics and its result.
+        # A row stays in on-chip memory between its statistics and its result.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
 
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
@@ -202,9 +201,7 @@ class GroupNorm(AbstractNorm):
     """
 
     def __init__(self, num_groups: int, eps: float = 1e-5) -> None:
-        if num_groups < 1:
-            raise InputError(f"GroupNorm: num_groups={num_groups!r} must be 1 or more.")
-        self.num_groups = num_groups
+        self.num_groups = check_count("GroupNorm", "num_groups", num_groups)
         self.eps = eps
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,27 +23,52 @@ class AbstractReduce(Op):
     Args:
         dim: dim or dims to reduce; None means all.
         keepdim: keep reduced dims with size 1.
+
+    Attributes:
+        mark: form of the reduced dims in the rule.
+        result_of: NumPy's reduction, which says what dtype the result has; None for the dtype of x.
     """
+
+    mark: ClassVar[str] = "{}"
+    result_of: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> None:
         self.dim = as_dims(f"{self.name}: dim", dim)
         self.keepdim = keepdim
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
-        names = dim_names(len(shape))
-        reduced = reduced_dims(self.dim, len(shape))
+        names, reduced = dim_names(len(shape)), self._dims(len(shape))
         kept = ["1" if i in reduced else name for i, name in enumerate(names) if self.keepdim or i not in reduced]
-        return f"{' '.join(names)} -> {' '.join(kept)}"
+        marked = [self.mark.format(name) if i in reduced else name for i, name in enumerate(names)]
+        return f"{' '.join(marked)} -> {' '.join(kept)}"
+
+    def infer(self, x: Spec) -> Spec:
+        spec = super().infer(x)
+        return spec if self.result_of is None else Spec(spec.shape, self.result_of(np.zeros(1, x.dtype)).dtype)
 
     def work(self, x: Spec) -> Work:
         return Work(math.prod(x.shape), x.size_bytes + self.infer(x).size_bytes)
 
+    def _dims(self, ndim: int) -> tuple[int, ...]:
+        return reduced_dims(self.dim, ndim)
+
+    def _wide(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape with the reduced dims of size 1."""
+        dims = self._dims(len(shape))
+        return tuple(1 if i in dims else size for i, size in enumerate(shape))
+
+    def _names(self, ctx: Context) -> str:
+        """Return the names of the reduced dims, for `ctx`."""
+        return self._names_of(len(ctx.plan.inputs[0].shape))
+
+    def _names_of(self, ndim: int) -> str:
+        names = dim_names(ndim)
+        return " ".join(names[i] for i in self._dims(ndim))
+
     def _spread(self, ctx: Context, dy: Array) -> Array:
         """Broadcast dy along the reduced dims (a view)."""
         shape = ctx.plan.inputs[0].shape
-        dims = reduced_dims(self.dim, len(shape))
-        wide = tuple(1 if i in dims else size for i, size in enumerate(shape))
-        return ctx.xp.broadcast_to(dy.reshape(wide), shape)
+        return ctx.xp.broadcast_to(dy.reshape(self._wide(shape)), shape)
 
 
 class Sum(AbstractReduce):
@@ -57,12 +82,10 @@ class Sum(AbstractReduce):
     """
 
     linear = True
-
-    def infer(self, x: Spec) -> Spec:
-        return Spec(super().infer(x).shape, np.sum(np.zeros(1, x.dtype)).dtype)
+    result_of = staticmethod(np.sum)
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        dims = reduced_dims(self.dim, x.ndim)
+        dims = self._dims(x.ndim)
         if x.dtype != "float16":
             return x.sum(axis=dims, keepdims=self.keepdim)
         return x.sum(axis=dims, keepdims=self.keepdim, dtype="float32").astype("float16")
@@ -80,23 +103,17 @@ class Mean(AbstractReduce):
     """
 
     linear = True
-
-    def infer(self, x: Spec) -> Spec:
-        return Spec(super().infer(x).shape, np.mean(np.zeros(1, x.dtype)).dtype)
-
-    def _count(self, ctx: Context) -> int:
-        ndim = len(ctx.plan.inputs[0].shape)
-        return math.prod(ctx.size(name) for i, name in enumerate(dim_names(ndim)) if i in reduced_dims(self.dim, ndim))
+    result_of = staticmethod(np.mean)
 
     def forward(self, ctx: Context, x: Array) -> Array:
         dtype = ctx.plan.output.dtype
         # A sum in float16 overflows long before its mean does.
         wide = np.result_type(dtype, np.float32)
-        total = x.sum(axis=reduced_dims(self.dim, x.ndim), keepdims=self.keepdim, dtype=wide)
-        return (total / self._count(ctx)).astype(dtype)
+        total = x.sum(axis=self._dims(x.ndim), keepdims=self.keepdim, dtype=wide)
+        return (total / ctx.sizes(self._names(ctx))).astype(dtype)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (self._spread(ctx, divided(dy, self._count(ctx))),)
+        return (self._spread(ctx, divided(dy, ctx.sizes(self._names(ctx)))),)
 
 
 class Prod(AbstractReduce):
@@ -110,23 +127,17 @@ class Prod(AbstractReduce):
         keepdim: keep these dims, with size 1.
     """
 
-    def rule_for(self, shape: tuple[int, ...]) -> str:
-        left, _, right = super().rule_for(shape).partition("->")
-        reduced = reduced_dims(self.dim, len(shape))
-        marked = [f"{{{name}}}" if i in reduced else name for i, name in enumerate(left.split())]
-        return f"{' '.join(marked)} ->{right}"
-
-    def infer(self, x: Spec) -> Spec:
-        return Spec(super().infer(x).shape, np.prod(np.zeros(1, x.dtype)).dtype)
+    mark = "{{{}}}"
+    result_of = staticmethod(np.prod)
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        dims, dtype = reduced_dims(self.dim, x.ndim), ctx.plan.output.dtype
+        dims, dtype = self._dims(x.ndim), ctx.plan.output.dtype
         ctx.x = x
         return x.prod(axis=dims, keepdims=self.keepdim, dtype=wider(dtype)).astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x = ctx.xp, ctx.x
-        dims = reduced_dims(self.dim, x.ndim)
+        dims = self._dims(x.ndim)
         order = (*(i for i in range(x.ndim) if i not in dims), *dims)
         moved = x.transpose(order).astype(wider(dy.dtype), copy=False)
         rows = moved.reshape(math.prod(moved.shape[: x.ndim - len(dims)]), math.prod(moved.shape[x.ndim - len(dims) :]))

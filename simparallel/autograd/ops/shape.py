@@ -221,7 +221,7 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     x = as_tensor(x)
     first, last = (d + x.ndim if d < 0 else d for d in (start_dim, end_dim))
     if x.ndim and not 0 <= first <= last < x.ndim:
-        raise ShapeError(f"flatten: dims {start_dim} … {end_dim} do not fit a tensor of shape {x.shape}.")
+        raise ShapeError(f"flatten: a tensor of shape {x.shape} has no dims {start_dim} … {end_dim}.")
     merged = math.prod(x.shape[first : last + 1])
     return reshape(x, *x.shape[:first], merged, *x.shape[last + 1 :])
 
@@ -248,7 +248,7 @@ def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
     try:
         order[dim0], order[dim1] = order[dim1], order[dim0]
     except IndexError:
-        raise ShapeError(f"transpose: dims {dim0} and {dim1} do not fit a tensor of shape {x.shape}.") from None
+        raise ShapeError(f"transpose: dim {dim0} or {dim1} is out of range for shape {x.shape}.") from None
     return permute(x, *order)
 
 
@@ -269,7 +269,7 @@ def redistribute(x: Any, layout: Layout | None) -> Tensor:
 
 @method("to_local")
 def to_local(x: Any, grad_layout: Layout | None = None) -> Tensor:
-    """Return this rank's slice of the sharded tensor x as a plain tensor, on the tape; return a plain x itself.
+    """Return this rank's slice of the sharded tensor x as a plain tensor, differentiably; return a plain x itself.
 
     Later ops compute with the slice alone; `from_local` makes a sharded tensor of their result. If x is an unfinished
     sum, the slice is this rank's addend.

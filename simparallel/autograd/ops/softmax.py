@@ -62,7 +62,7 @@ class AbstractSoftmax(AbstractAlong):
         return Work(work.flops // 14 * 4 * sum(needs), work.size_bytes * sum(needs))
 
     def eager_work(self, plan: Plan) -> Work:
-        # A row stays on the chip.
+        # A row stays in on-chip memory: it is read once and written once.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
 
     def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:

@@ -7,7 +7,8 @@ as the user's, with tags that users cannot pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from simparallel.clock.recorder import Recorder
 from simparallel.comm.call import Body, Call, into
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.direct.direct import copies, given
-from simparallel.comm.group import Algorithm, Group
+from simparallel.comm.group import Algorithm, Factory, Group
 from simparallel.comm.plan import CallPlan, Settings
 from simparallel.comm.validate import native
 from simparallel.comm.work import Steps, Work
@@ -97,11 +98,9 @@ class MessageBody(Body):
     def exchange(self, call: Call, *arguments: Any) -> Steps:
         """Run the algorithm, and record its traffic."""
         group, op, algorithm = self.group, call.plan.op, algorithm_of(call.plan)
-        letters = (call.port_type or MessagePort)(group, call)
-        yield from find(algorithm, op)(letters, *arguments)
-        call.kept = entry = Entry(
-            group.ranks[letters.rank], group.name, call.seq, op, algorithm, tuple(letters.traffic)
-        )
+        port = (call.port_type or MessagePort)(group, call)
+        yield from find(algorithm, op)(port, *arguments)
+        call.kept = entry = Entry(group.ranks[port.rank], group.name, call.seq, op, algorithm, tuple(port.traffic))
         for ledger in call.ledgers:
             ledger.entries.append(entry)
 
@@ -112,13 +111,12 @@ class MessageBody(Body):
 class _InPlace(MessageBody):
     """A collective that replaces x: the algorithm works on a flat copy of x."""
 
-    def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
+    def __init__(
+        self, arguments: Callable[[_InPlace, np.ndarray], tuple[Any, ...]], group: Group, x: np.ndarray,
+        settings: Settings,
+    ) -> None:  # fmt: skip
         super().__init__(group, x, settings)
-        self.arguments = self.arguments_of(x)
-
-    def arguments_of(self, x: np.ndarray) -> tuple[Any, ...]:
-        """Return the algorithm's arguments after x."""
-        raise NotImplementedError
+        self.arguments = arguments(self, x)  # of the algorithm, after x
 
     def run(self, call: Call) -> Steps:
         # The user's array is written only when the algorithm has succeeded.
@@ -128,26 +126,6 @@ class _InPlace(MessageBody):
         if COLLECTIVES[call.plan.op].writes(self.position, self.settings.root):
             target[...] = flat.reshape(target.shape)
         return target
-
-
-class _AllReduce(_InPlace):
-    def arguments_of(self, x: np.ndarray) -> tuple[Any, ...]:
-        return (self.combine(x),)
-
-
-class _Adasum(_InPlace):
-    def arguments_of(self, x: np.ndarray) -> tuple[Any, ...]:
-        return (self.settings.sizes or (x.size,),)
-
-
-class _Broadcast(_InPlace):
-    def arguments_of(self, x: np.ndarray) -> tuple[Any, ...]:
-        return (self.settings.root,)
-
-
-class _Reduce(_InPlace):
-    def arguments_of(self, x: np.ndarray) -> tuple[Any, ...]:
-        return self.settings.root, self.combine(x)
 
 
 class _AllGather(MessageBody):
@@ -201,10 +179,14 @@ class _Scatter(MessageBody):
         return into(call.out, parts[self.position])
 
 
-_BODIES: Mapping[str, type[Body]] = {
-    "all_reduce": _AllReduce, "adasum": _Adasum, "broadcast": _Broadcast, "reduce": _Reduce, "all_gather": _AllGather,
-    "reduce_scatter": _ReduceScatter, "all_to_all": _AllToAll, "gather": _Gather, "scatter": _Scatter,
-}  # fmt: skip
+_BODIES: Mapping[str, Factory] = {
+    "all_reduce": partial(_InPlace, lambda body, x: (body.combine(x),)),
+    "adasum": partial(_InPlace, lambda body, x: (body.settings.sizes or (x.size,),)),
+    "broadcast": partial(_InPlace, lambda body, x: (body.settings.root,)),
+    "reduce": partial(_InPlace, lambda body, x: (body.settings.root, body.combine(x))),
+    **{"all_gather": _AllGather, "reduce_scatter": _ReduceScatter, "all_to_all": _AllToAll},
+    **{"gather": _Gather, "scatter": _Scatter},
+}
 
 
 def algorithm_of(plan: CallPlan) -> str:

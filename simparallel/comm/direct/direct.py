@@ -71,14 +71,18 @@ def all_reduce(group: Group, x: np.ndarray, settings: Settings) -> Body:
     return LargeAllReduce(group, x, settings, PIECE_BYTES if group.size == 2 else None)
 
 
-class Reduce(Body):
-    """reduce: the root reduces; it exposes its own payload only if one ufunc call reduces all slots."""
+class AbstractToRoot(Body):
+    """A collective whose root reads the payloads of all ranks."""
 
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
         super().__init__(group, x, settings)
         self.is_root = group.rank == settings.root
         # The root reads its own array, unless all payloads are rows of the slots, which one call reduces.
         self.others = [] if self.is_root and x.nbytes > SLOT_BYTES else None
+
+
+class Reduce(AbstractToRoot):
+    """reduce: the root reduces; it exposes its own payload only if one ufunc call reduces all slots."""
 
     def result(self, peers: Payloads, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         target = x if out is None else out
@@ -175,12 +179,7 @@ class Exscan(Scan):
     is_exclusive = True
 
 
-class Gather(Body):
-    def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
-        super().__init__(group, x, settings)
-        self.is_root = group.rank == settings.root
-        self.others = [] if self.is_root and x.nbytes > SLOT_BYTES else None
-
+class Gather(AbstractToRoot):
     def result(self, peers: Payloads, x: np.ndarray, out: Any) -> Any:
         if self.is_root:
             return copies(peers.with_own(self.position, x), out, is_native=x.dtype.isnative)

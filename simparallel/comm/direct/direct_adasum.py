@@ -100,10 +100,10 @@ class LargeAdasum(Body):
             if checks and not _all_safe(total[..., _SQUARES]):
                 return (yield from self._one_by_one(call, flat, shown))
             if slices.plan(total):
-                closer = yield from rounds.sum(slices.closer())
-                if checks and not _all_safe(closer[..., 1:]):
+                measured = yield from rounds.sum(slices.measure_halves())
+                if checks and not _all_safe(measured[..., 1:]):
                     return (yield from self._one_by_one(call, flat, shown))
-                slices.settle(closer)
+                slices.set_halves(measured)
             # The last level writes the result where peers read it, and to this rank's own array.
             slices.join(shown[me][mine], None if call.zero_copy else flat[mine])
         yield views.end_phase()
@@ -135,8 +135,8 @@ class SliceTree:
 
     Rows are taken in fours. For four rows a, b, c, d their ten products suffice: A(a, b) and A(c, d) are linear
     combinations of rows, so their products follow from those of the rows, and A(A(a, b), A(c, d)) is a combination of
-    the four rows with known factors. If A(a, b) or A(c, d) nearly vanishes, its derived products are inaccurate
-    (cancellation); for such layers both are computed, and measured in one more exchange.
+    the four rows with known factors. If A(a, b) or A(c, d) nearly vanishes, cancellation makes its derived products
+    inexact; for such layers both halves are computed, and their products summed in one more exchange.
 
     Args:
         rows: the slice of each rank's vector, flat; only read.
@@ -182,16 +182,16 @@ class SliceTree:
         return grams[..., _FIRST, _SECOND]
 
     def plan(self, total: np.ndarray) -> bool:
-        """Compute the factors of all rows from the complete products; return whether some of them are inaccurate."""
+        """Compute the factors of all rows from the complete products; return whether some of them are inexact."""
         self._joins = [
             [_Join(len(four), found) for found in sums]
             for four, sums in zip(self._fours(), total.tolist(), strict=True)
         ]
-        return any(join.is_vague for joins in self._joins for join in joins)
+        return any(join.is_inexact for joins in self._joins for join in joins)
 
     @QUIET
-    def closer(self) -> np.ndarray:
-        """Compute the halves of each vague join, and return the slice's contribution to their moments.
+    def measure_halves(self) -> np.ndarray:
+        """Return the slice's contribution to the products of the halves A(a, b) and A(c, d), for inexact joins.
 
         Returns:
             (fours, layers, 3), zeros for the other joins.
@@ -199,12 +199,12 @@ class SliceTree:
         found = np.zeros((len(self._joins), self._num_layers, 3))
         for sums, four, joins in zip(found, self._fours(), self._joins, strict=True):
             for layer, piece in self._blocks:
-                if joins[layer].is_vague:
+                if joins[layer].is_inexact:
                     sums[layer] += moments(*self._halves(four, joins[layer], piece))
         return found
 
-    def settle(self, total: np.ndarray) -> None:
-        """Set the factors of the halves of each vague join from the complete moments."""
+    def set_halves(self, total: np.ndarray) -> None:
+        """Set the factors of the halves of inexact joins from the complete products."""
         for joins, sums in zip(self._joins, total.tolist(), strict=True):
             for join, found in zip(joins, sums, strict=True):
                 join.halves = coefficients(Moments(*found))
@@ -235,7 +235,7 @@ class SliceTree:
 
     def _joined(self, four: list[np.ndarray], join: _Join, piece: slice) -> np.ndarray:
         room = self._room[: piece.stop - piece.start]
-        if not join.is_vague:
+        if not join.is_inexact:
             strips = self._load(four, piece)
             np.matmul(join.factors[None], strips, out=room.reshape(len(strips), 1, -1))
             return room
@@ -299,7 +299,7 @@ def _blocks(parts: list[Segment], strip: int) -> Iterator[tuple[int, slice]]:
 _FIRST = np.array([0, 0, 1, 2, 2, 3, 0, 0, 1, 1])
 _SECOND = np.array([0, 1, 1, 2, 3, 3, 2, 3, 2, 3])
 _SQUARES = [0, 2, 3, 5]  # the squared norms among them
-_VAGUE = 0.125  # fraction of the squared norm that orthogonal rows would give
+_CANCELLED = 0.125  # fraction of the squared norm that orthogonal rows would give
 
 
 class _Join:
@@ -312,24 +312,24 @@ class _Join:
     Attributes:
         first_factors: factors of the rows in A(a, b) and A(c, d), or c.
         factors: factors of the rows in the whole.
-        is_vague: `factors` are inaccurate; `halves` has to be found by measuring A(a, b) and A(c, d).
+        is_inexact: `factors` have lost digits; `halves` has to be found from the products of A(a, b) and A(c, d).
         halves: factors of A(a, b) and A(c, d) in the whole.
     """
 
-    __slots__ = ("factors", "first_factors", "halves", "is_vague")
+    __slots__ = ("factors", "first_factors", "halves", "is_inexact")
 
     def __init__(self, count: int, found: list[float]) -> None:
         aa, ab, bb, cc, cd, dd, ac, ad, bc, bd = found
         a, b = coefficients(Moments(ab, aa, bb))
         if count == 2:
             self.first_factors = self.factors = np.array((a, b))
-            self.is_vague, self.halves = False, (1.0, 1.0)
+            self.is_inexact, self.halves = False, (1.0, 1.0)
             return
         c, d = coefficients(Moments(cd, cc, dd))
         first, first_apart = a * a * aa + 2 * a * b * ab + b * b * bb, a * a * aa + b * b * bb
         second, second_apart = c * c * cc + 2 * c * d * cd + d * d * dd, c * c * cc + d * d * dd
         # Cancellation: the squared norm is much smaller than its terms, so most of its digits are lost.
-        self.is_vague = first < _VAGUE * first_apart or second < _VAGUE * second_apart
+        self.is_inexact = first < _CANCELLED * first_apart or second < _CANCELLED * second_apart
         dot = a * (c * ac + d * ad) + b * (c * bc + d * bd)
         left, right = self.halves = coefficients(Moments(dot, first, second))
         self.first_factors = np.array((a, b, c, d)[:count])

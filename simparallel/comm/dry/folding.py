@@ -26,7 +26,6 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.clock.event import Event
 from simparallel.comm.memory.segment import SLOT_BYTES, THREAD_ARENA_BYTES, ControlMap, SharedSegment
-from simparallel.comm.memory.staging import Arenas
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.views import Views
 from simparallel.machine.cluster import ClusterSpec
@@ -119,12 +118,6 @@ class FoldedViews(Views):
             segment.shared[slot, ranks] = found
         self.members, self.notes, readers = found
         self.offsets = [each._replace(offsets=read) for each, read in zip(self.offsets, readers, strict=True)]
-
-    def arenas(self, dtype: Any) -> Arenas:
-        found = self._arenas.get(dtype)
-        if found is None:
-            found = self._arenas[dtype] = Arenas(self.transport.segment, self.members, dtype)
-        return found
 
 
 def represented(ranks: Sequence[int], run: set[int]) -> list[int]:

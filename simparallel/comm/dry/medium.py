@@ -33,7 +33,7 @@ from simparallel.comm.work import Steps
 from simparallel.errors import ClusterError
 from simparallel.machine.cluster import Traffic
 
-# What a rank of a folded run may get as objects.
+# The most bytes of objects that a rank of a dry run may receive in a call.
 _MOST_BYTES = 1 << 30
 
 
@@ -235,7 +235,7 @@ class _FoldedBlocks(Blocks):
         # Of a broadcast only the root's object is read.
         if call.plan.op != "broadcast":
             segment.need(between(self.group.ranks, known))
-        taken = [size for giver, size in enumerate(sizes) if self.takes(call.plan.op, self.position, giver)]
+        taken = [size for sender, size in enumerate(sizes) if self.receives(call.plan.op, self.position, sender)]
         if sum(taken) > _MOST_BYTES:
             raise ClusterError(
                 f"{call.plan.op}_object: a rank gets {len(taken):,} objects of {format_bytes(sum(taken))} in all, and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,17 +72,8 @@ class FaultyBody(Body):
         # A call without peers has not reached this phase before: it waited for no arrival.
         call.at("published")
         call.at("reduce")
-        steps = self._body.run(call)
-        while True:
-            try:
-                condition = next(steps)
-            except StopIteration as end:
-                call.at("copy_out")
-                call.at("leave")
-                return end.value
-            yield condition
-            # Its own part is written; the other ranks' parts are copied next.
-            call.at("copy_out")
+        # After the first wait its own part is written; the other ranks' parts are copied next.
+        return (yield from _observed(self._body.run(call), call.at, "copy_out", ("copy_out", "leave")))
 
 
 class FaultyCall(Call):
@@ -119,13 +111,19 @@ class FaultyCall(Call):
 
     def _life(self) -> Steps:
         self.at("enter")
-        steps = super()._life()
-        while True:
-            try:
-                condition = next(steps)
-            except StopIteration as end:
-                self.at("returned")
-                return end.value
-            # The first condition is the arrival of the others.
-            self.at("published")
-            yield condition
+        # The first condition is the arrival of the others.
+        return (yield from _observed(super()._life(), self.at, "published", ("returned",)))
+
+
+def _observed(steps: Steps, at: Callable[[str], None], after_wait: str, at_end: tuple[str, ...]) -> Steps:
+    """Run the steps and report the phases: "published" before each wait, `after_wait` after it, `at_end` at the end."""
+    while True:
+        try:
+            condition = next(steps)
+        except StopIteration as end:
+            for phase in at_end:
+                at(phase)
+            return end.value
+        at("published")
+        yield condition
+        at(after_wait)

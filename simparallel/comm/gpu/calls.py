@@ -126,13 +126,12 @@ class GpuCalls:
             DeadlineError: it takes longer than `timeout_s`.
         """
         transport, start_s = self._communicator.transport, time.monotonic()
-        links = [link for link in self._links.values() if link is not None]
         try:
             while not is_done():
                 transport.looked(NOTHING, lambda: what, 0.0)
                 # The GPU may wait for a rank that waits for another collective of this one.
                 self._communicator.progress()
-                for link in links:
+                for link in self._open_links():
                     link.check()
                 if time.monotonic() - start_s > transport.timeout_s:
                     raise DeadlineError(
@@ -148,15 +147,16 @@ class GpuCalls:
 
     def abort(self) -> None:
         """Abort GPU operations that wait for other ranks; called when this rank has failed."""
-        for link in self._links.values():
-            if link is not None:
-                link.abort()
+        for link in self._open_links():
+            link.abort()
+
+    def _open_links(self) -> list[AbstractLink]:
+        return [link for link in self._links.values() if link is not None]
 
     def finish(self) -> None:
         """Wait for the GPU at the end of this rank; others may go on to read its memory."""
-        for link in self._links.values():
-            if link is not None:
-                link.finish()
+        for link in self._open_links():
+            link.finish()
         self._gpu.synchronize("the end of the run")
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -165,9 +165,9 @@ class GpuCalls:
         """Free the links and their memory; call it only after all ranks have ended."""
         if self._watchdog is not None:
             self._watchdog.stop()
-        parts: list[Any] = [link for link in self._links.values() if link is not None]
+        parts: list[Any] = [*self._open_links(), self.staging]
         self._links.clear()
-        for part in [*parts, self.staging]:
+        for part in parts:
             # After a CUDA error every call fails, and the run has raised the error itself.
             with suppress(Exception):
                 part.release()

@@ -95,8 +95,8 @@ class IpcLink(AbstractLink):
         for _ in range(ROOMS):
             self._own_rooms.append(self._new_room())
         handles = [(room, runtime.ipcGetMemHandle(room)) for room in self._own_rooms]
-        told = yield from self._told(handles)
-        members = [(pid, opened(rooms, pid, runtime.ipcOpenMemHandle)) for pid, rooms in told]
+        found = yield from self._exchanged(handles)
+        members = [(pid, opened(rooms, pid, runtime.ipcOpenMemHandle)) for pid, rooms in found]
         self.rooms = by_room([rooms for _, rooms in members])
         self._opened = [room for pid, rooms in members for room in rooms if pid != me]
 
@@ -109,17 +109,17 @@ class IpcLink(AbstractLink):
             self.gpu.memory.is_empty()
             return int(self.runtime.malloc(self.room_bytes))
 
-    def _told(self, handles: list[tuple[int, bytes]]) -> Steps:
+    def _exchanged(self, handles: list[tuple[int, bytes]]) -> Steps:
         """Send (process id, [(address, handle) of each room]) to all members; return theirs, in the group's order."""
         views, text = self.group.views, json.dumps([os.getpid(), [(at, handle.hex()) for at, handle in handles]])
         slots = views.slots(self.group.seq & 1, SLOT_BYTES, np.dtype(np.uint8)).flat
         slots[self.group.position][...] = np.frombuffer(text.encode().ljust(SLOT_BYTES), np.uint8)
         yield views.end_phase()
         order()
-        told = [json.loads(slot.tobytes()) for slot in slots]
+        found = [json.loads(slot.tobytes()) for slot in slots]
         # Later collectives reuse the slots.
         yield views.end_phase()
-        return [(pid, [(at, bytes.fromhex(handle)) for at, handle in pairs]) for pid, pairs in told]
+        return [(pid, [(at, bytes.fromhex(handle)) for at, handle in pairs]) for pid, pairs in found]
 
     def _close_rooms(self) -> None:
         """Close the others' rooms, once the GPU has read them."""

@@ -46,7 +46,7 @@ SLOT_BYTES = 16 * 1024
 # The header has to be equal on all ranks; the note beside it tells peers where the payload is.
 HEADER_WORDS = 16
 NOTE_WORDS = 16
-LETTER_WORDS = HEADER_WORDS + NOTE_WORDS
+MESSAGE_WORDS = HEADER_WORDS + NOTE_WORDS
 NUM_MARKS = 4
 # Messages in flight between two ranks. 16 headers of 32 words fill one page.
 RING = 16
@@ -58,7 +58,7 @@ WAITS = 72
 RECORD_BYTES = 16 * 1024
 DEFAULT_ARENA_BYTES = 16 << 30
 SMALLEST_ARENA_BYTES = 64 << 20
-# Of ranks that are threads. Windows backs all of a mapping at once, by memory or its paging file.
+# For ranks that are threads. Windows backs all of a mapping at once, by memory or its paging file.
 THREAD_ARENA_BYTES = 1 << 30 if hasattr(mmap, "MAP_PRIVATE") else SMALLEST_ARENA_BYTES
 
 # States of a rank. FAILED_BY_OTHERS: it raised only because another rank had failed.
@@ -81,7 +81,7 @@ class ControlMap:
       headers    2 x P x 16       the call of rank r, for even and for odd numbers
       notes      2 x P x 16       the place of its payload, call site and simulated time
     waits      P x 72 (P + 1)   the words that rank r waits for       written by rank r
-    letters    P x P x 16 x 32  headers of messages from r to q       written by r
+    messages   P x P x 16 x 32  headers of messages from r to q       written by r
 
     A factor of 8 words is one cache line for each word that is polled. Everything about a collective exists twice,
     for even and for odd sequence numbers, because a rank may already be in collective n + 1 while a slower one still
@@ -93,7 +93,8 @@ class ControlMap:
     G is `max_groups`, the world included; a device matrix of P ranks has up to P / 2 groups along each axis.
 
     The words up to the world's notes are reserved from the start. Those of another group are reserved when the group
-    is created, letters (one page for each sender and receiver) at the first message, waits when a rank publishes one.
+    is created, those of messages (a page for each sender and receiver) at their first message, and those of waits when
+    a rank publishes its first one.
     """
 
     world_size: int
@@ -134,8 +135,8 @@ class ControlMap:
             starts.append(starts[-1] + size)
         # Message slots begin on a page of their own, because each pair of ranks reserves its page when it first needs
         # it.
-        letters = round_up(starts.pop(), PAGE // WORD)
-        return (*starts, letters, letters + p * p * RING * LETTER_WORDS)
+        messages = round_up(starts.pop(), PAGE // WORD)
+        return (*starts, messages, messages + p * p * RING * MESSAGE_WORDS)
 
     @cached_property
     def _mark_words(self) -> int:
@@ -210,8 +211,8 @@ class ControlMap:
         start = self._starts[7] + self.place(rank) * size
         return start, start + size
 
-    def letter(self, src: int, dst: int, number: int) -> int:
-        return self._starts[8] + (self._pair(src, dst) * RING + number % RING) * LETTER_WORDS
+    def message(self, src: int, dst: int, number: int) -> int:
+        return self._starts[8] + (self._pair(src, dst) * RING + number % RING) * MESSAGE_WORDS
 
     def group_of(self, index: int) -> int | None:
         """Return the group that a word belongs to, or None."""

@@ -49,7 +49,7 @@ class Staging:
     def __init__(self, arena: Arena, slot: int, size: int) -> None:
         self.slots = arena.reserve_slots(slot)
         self._arena = arena
-        # A small arena gets a smaller ring, down to none; then everything goes to the rooms.
+        # A small arena gets a smaller ring, or none: then all payloads use the rooms.
         most = 1 << (arena.segment.arena_bytes // 16).bit_length()
         self.ring_bytes = min(PAIR_RING_BYTES if size == 2 else RING_BYTES, most)
         self._ring_at = -1

@@ -121,13 +121,13 @@ class MpiViews(Views):
         return self.parcel(position, ARRIVE + (seq & 1), seq, shape, dtype)
 
     def places_for(
-        self, sizes: Sequence[int], takers: Iterable[int], parity: int, block_bytes: int
+        self, sizes: Sequence[int], receivers: Iterable[int], parity: int, block_bytes: int
     ) -> tuple[int, int, list[tuple[Place, Sequence[int]]]]:
         """Return a message for each receiver with a part of its own, or a single one for all."""
         head, *parts = sizes
         given: Shares = [None] * self.size
         messages: dict[int, np.ndarray] = {}
-        for position in takers:
+        for position in receivers:
             number = position if len(parts) > 1 else 0
             if number not in messages:
                 messages[number] = np.zeros(head + parts[number], np.uint8)

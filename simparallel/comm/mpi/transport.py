@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,7 +42,7 @@ MPICH_MEMORY = "/dev/shm/mpich_shm_"
 # A message consists of words and of bytes. The words: index and new value of the word to set; the kind of the bytes
 # (see below); start and length of two blocks of words to copy; the words of these blocks, `h.USED` at most.
 HEAD_WORDS, _COPIED_AT = 40, 7
-NOTHING, PARCEL, LETTER, SITE, RECORD, WAIT = range(6)
+NOTHING, PARCEL, MESSAGE, SITE, RECORD, WAIT = range(6)
 
 
 def is_available() -> bool:
@@ -119,7 +119,8 @@ class MpiTransport(AbstractTransport):
         control = self.segment.map
         self._sent = {control.sent(self.rank, rank): rank for rank in peers}
         self._taken = {control.taken(self.rank, rank): rank for rank in peers}
-        self._deadlocks = MpiDeadlockDetector(self, self._tell_wait)
+        tell_wait = partial(self._tell_all, control.wait_epoch(self.rank), kind=WAIT)
+        self._deadlocks = MpiDeadlockDetector(self, tell_wait)
 
     # --- sending words -------------------------------------------------------------------------------
 
@@ -129,10 +130,10 @@ class MpiTransport(AbstractTransport):
             self.tell(self._taken[index], index, self.words[index])
         elif index in self._sent:
             dst, number = self._sent[index], self.words[index] - 1
-            letter = self.segment.map.letter(self.rank, dst, number)
-            offset, size = self.words[letter + h.OFFSET], self.words[letter + h.NBYTES]
+            header = self.segment.map.message(self.rank, dst, number)
+            offset, size = self.words[header + h.OFFSET], self.words[header + h.NBYTES]
             payload = self.segment.array(self.rank, offset, (size,), np.dtype(np.uint8))
-            self.tell(dst, index, number + 1, [(letter, h.USED)], payload, LETTER)
+            self.tell(dst, index, number + 1, [(header, h.USED)], payload, MESSAGE)
 
     def tell(
         self,
@@ -159,23 +160,16 @@ class MpiTransport(AbstractTransport):
             message[8 * HEAD_WORDS :].view(payload.dtype).reshape(payload.shape)[...] = payload
         self._sending.append((self._world.Isend(message, rank, TAG), message))
 
-    def _tell_all(self, index: int, value: int, text: str, kind: int) -> None:
+    def _tell_all(self, index: int, value: int, payload: np.ndarray | str | None, kind: int) -> None:
+        if isinstance(payload, str):
+            payload = np.frombuffer(payload.encode(), np.uint8)
         for rank in self._copies:
-            self.tell(rank, index, value, (), np.frombuffer(text.encode(), np.uint8), kind)
-
-    def _tell_wait(self, epoch: int, payload: np.ndarray | None) -> None:
-        """Send this rank's wait record to all others, see `deadlock`; None: it continues."""
-        index = self.segment.map.wait_epoch(self.rank)
-        for rank in self._copies:
-            self.tell(rank, index, epoch, (), payload, WAIT)
+            self.tell(rank, index, value, (), payload, kind)
 
     def set_state(self, state: int) -> None:
         super().set_state(state)
-        index = self.segment.map.state(self.rank)
-        if state in (FAILED, FAILED_BY_OTHERS):
-            self._tell_all(index, state, self.segment.read_record(self.rank), RECORD)
-        else:
-            self._tell_all(index, state, "", NOTHING)
+        record = self.segment.read_record(self.rank) if state in (FAILED, FAILED_BY_OTHERS) else None
+        self._tell_all(self.segment.map.state(self.rank), state, record, RECORD)
 
     def _intern_site(self, code: Any, line: int) -> int:
         number = super()._intern_site(code, line)
@@ -215,7 +209,7 @@ class MpiTransport(AbstractTransport):
             at += length
         if kind == PARCEL:
             self.parcels[index, value] = payload
-        elif kind == LETTER and payload.size:
+        elif kind == MESSAGE and payload.size:
             offset = self.words[blocks[0] + h.OFFSET]
             self._copies[src]._fallocate_to(offset + payload.size)
             self.segment.array(src, offset, payload.shape, payload.dtype)[...] = payload

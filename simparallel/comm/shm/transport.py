@@ -218,8 +218,8 @@ class ShmTransport(AbstractTransport):
             # A rank that an interrupt has ended since then is no cause.
             if words[control.abort()] == ABORT_INTERRUPT:
                 raise KeyboardInterrupt from None
-            # The failed rank may have arrived first, and its failure may be one that this rank finds by itself: calls
-            # that differ.
+            # The failed rank may have arrived before it failed. Then this rank can go on, and finds the cause itself,
+            # such as calls that differ.
             if not self.met(needed):
                 raise
         late_s = time.monotonic() - since - self.timeout_s
@@ -228,9 +228,9 @@ class ShmTransport(AbstractTransport):
             if late_s < GRACE_S and not any(self._state(rank) in _SURE for rank in idle):
                 # A rank that seems busy may be about to publish the ranks it waits for.
                 return
-            raise self._late_error(missing, self._told(idle, waiting), describe)
+            raise self._late_error(missing, self._process_texts(idle, waiting), describe)
 
-    def _told(self, idle: list[int], waiting: list[int]) -> str:
+    def _process_texts(self, idle: list[int], waiting: list[int]) -> str:
         """List the ranks that hold up the others, those that wait for no rank first."""
         texts = [f"rank {rank} {self._process_state(rank)}, {last_calls(self.segment, rank)}" for rank in idle]
         texts += [f"rank {rank} waits in {self.segment.read_wait(rank)}" for rank in waiting[:3]]

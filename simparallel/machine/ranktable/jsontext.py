@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from simparallel.base.files import read_limited
+from simparallel.errors import ClusterError, SimParallelError
+
 # The worst file of this size takes half a second.
 MAX_BYTES = 1 << 19
 # `json` recurses, and `int` takes time that grows with the square of the digits.
@@ -24,6 +27,22 @@ MAX_DIGITS = 30
 _TOKEN = re.compile(r'//[^\n]*+|"(?:[^"\\\n]++|\\.)*+"?|[{}\[\],:]|[^\s{}\[\],:"/]++|/')
 # Half of a pair, which an escape may name.
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_file(name: str, error: type[SimParallelError] = ClusterError, **facts: Any) -> bytes:
+    """Return the contents of a file of at most MAX_BYTES. Raise `error` if it cannot be read."""
+    try:
+        return read_limited(name, MAX_BYTES)
+    except OSError as found:
+        raise error(f"{name}: cannot be read: {found.strerror or found}.", path=name, line=None, **facts) from None
+
+
+def shown(value: Any) -> str:
+    """Return a JSON value as text for a message, cut after 60 characters."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -13,12 +13,11 @@ import ipaddress
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from simparallel.base.files import read_limited
 from simparallel.errors import RankTableError
 from simparallel.machine.hccl import flaw_of
-from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, JsonNode, parse
+from simparallel.machine.ranktable.jsontext import JsonError, JsonNode, parse, read_file, shown
 from simparallel.machine.ranktable.table import MAX_DEVICES, RankDevice, RankTable, Server, hides, in_order
 
 MAX_WARNINGS = 20
@@ -51,11 +50,7 @@ def read_rank_table(path: str | os.PathLike[str], *, strict: bool = False) -> Ra
 def load(path: str | os.PathLike[str], *, strict: bool = False) -> RankTable:
     """Read a table like `read_rank_table`, but leave the warnings in its `.warnings`."""
     name = os.fspath(path)
-    try:
-        data = read_limited(name, MAX_BYTES)
-    except OSError as error:
-        raise RankTableError(f"{name}: cannot be read: {error.strerror or error}", path=name, line=None) from None
-    return parse_rank_table(data, name, strict=strict)
+    return parse_rank_table(read_file(name, RankTableError), name, strict=strict)
 
 
 def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict: bool = False) -> RankTable:
@@ -74,8 +69,8 @@ def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict
         reader.fail(JsonNode(None, error.line), str(error))
     servers, form = reader.table(root)
     more = reader.num_notes - len(reader.notes)
-    told = (*reader.notes, *[f"{path}: and {more} more warnings"] * (more > 0))
-    return RankTable(in_order(servers), form, path, told)
+    warnings = (*reader.notes, *[f"{path}: and {more} more warnings"] * (more > 0))
+    return RankTable(in_order(servers), form, path, warnings)
 
 
 class _TableReader:
@@ -112,7 +107,7 @@ class _TableReader:
 
     def check_object(self, node: JsonNode, known: tuple[str, ...]) -> None:
         if not isinstance(node.value, dict):
-            self.fail(node, f"must be an object, not {_shown(node.value)}")
+            self.fail(node, f"must be an object, not {shown(node.value)}")
         for key, value in node.value.items():
             if key not in known:
                 self.warn(node, f"unknown key {ascii(key[:40])}; left out", value.line)
@@ -121,7 +116,7 @@ class _TableReader:
         """Return the items of a list."""
         found = self.field(node, key)
         if not isinstance(found.value, list):
-            self.fail(found, f"must be a list, not {_shown(found.value)}")
+            self.fail(found, f"must be a list, not {shown(found.value)}")
         if not found.value:
             self.fail(found, "is empty")
         return found.value
@@ -133,38 +128,38 @@ class _TableReader:
         if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 9:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
-            self.fail(found, f'must be a number such as 8 or "8", not {_shown(found.value)}')
+            self.fail(found, f'must be a number such as 8 or "8", not {shown(found.value)}')
         return value
 
     def text(self, node: JsonNode, key: str) -> str:
         found = self.field(node, key)
         if not isinstance(found.value, str) or not found.value.isprintable() or len(found.value) > 255:
-            self.fail(found, f"must be a string of at most 255 printable characters, not {_shown(found.value)}")
+            self.fail(found, f"must be a string of at most 255 printable characters, not {shown(found.value)}")
         return found.value
 
     def count(self, node: JsonNode, key: str, wanted: int, what: str) -> None:
         if self.number(node, key) != wanted:
-            self.fail(node.value[key], f"is {_shown(node.value[key].value)}, but there are {wanted} {what}")
+            self.fail(node.value[key], f"is {shown(node.value[key].value)}, but there are {wanted} {what}")
 
     # --- the two forms -----------------------------------------------------------------------------
 
     def table(self, root: JsonNode) -> tuple[list[Server], str]:
         if not isinstance(root.value, dict):
-            self.fail(root, f"a rank table is an object, not {_shown(root.value)}")
+            self.fail(root, f"a rank table is an object, not {shown(root.value)}")
         forms = [key for key in ("server_list", "group_list") if key in root.value]
         if len(forms) != 1:
-            told = "both" if forms else "neither"
-            self.fail(root, f'needs either "server_list" (form 1.0) or "group_list" (form lab), has {told}')
+            found = "both" if forms else "neither"
+            self.fail(root, f'needs either "server_list" (form 1.0) or "group_list" (form lab), has {found}')
         servers = self._one_zero(root) if forms == ["server_list"] else self._lab(root)
         status = self.field(root, "status")
         if status.value != "completed":
-            self.fail(status, f'must be "completed", not {_shown(status.value)}')
+            self.fail(status, f'must be "completed", not {shown(status.value)}')
         # Ranks are distinct, so a number is missing if and only if one is too large.
         for number in range(len(self._ranks)):
             if number not in self._ranks:
                 rank = max(self._ranks)
-                told = f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}"
-                self.fail(root, told, self._ranks[rank])
+                text = f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}"
+                self.fail(root, text, self._ranks[rank])
         flaw = flaw_of((server.server_id, (device.device_id for device in server.devices)) for server in servers)
         if flaw:
             self.warn(root, flaw)
@@ -174,7 +169,7 @@ class _TableReader:
         self.check_object(root, ("version", "server_count", "server_list", "status"))
         version = self.field(root, "version")
         if version.value != "1.0":
-            self.warn(version, f'is {_shown(version.value)}, read as "1.0"')
+            self.warn(version, f'is {shown(version.value)}, read as "1.0"')
         servers: list[Server] = []
         seen: dict[str, int] = {}
         for node in self.items(root, "server_list"):
@@ -290,12 +285,3 @@ class _TableReader:
         if address in self._addresses:
             self.fail(node, f"{address} is also in line {self._addresses[address]}")
         self._addresses[address] = node.line
-
-
-def _shown(value: Any) -> str:
-    """Return a JSON value as text for a message."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
-    told = text or ascii(value)
-    return told if len(told) <= 60 else told[:57] + "..."

@@ -84,8 +84,8 @@ class RankTable:
             ranks = [device.rank_id for device in server.devices]
             # Consecutive ranks, the usual case, are abbreviated.
             even = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
-            told = f"{ranks[0]} … {ranks[-1]}" if even and len(ranks) > 1 else ", ".join(map(str, ranks))
-            lines.append(f"  server {server.server_id}: ranks {told}")
+            text = f"{ranks[0]} … {ranks[-1]}" if even and len(ranks) > 1 else ", ".join(map(str, ranks))
+            lines.append(f"  server {server.server_id}: ranks {text}")
         return "\n".join(lines)
 
 

@@ -136,8 +136,8 @@ class LRScheduler:
     def _check_free(self, optimizer: Optimizer) -> None:
         if any(optimizer.schedules):
             raise InputError(
-                f"{self._name}: the optimizer already follows the schedule that was given to it as lr; "
-                "give it a number, or leave out the scheduler."
+                f"{self._name}: the optimizer was made with a schedule as its lr, which a scheduler would overwrite; "
+                "make it with a number as lr, or leave out the scheduler."
             )
 
     def _one_each(self, what: str, value: Any, optimizer: Optimizer) -> list[Any]:

@@ -255,8 +255,7 @@ class OneCycleLR(MomentumScheduler):
         check_number(self._name, "pct_start", pct_start)
         if pct_start > 1:
             raise InputError(f"{self._name}: pct_start={pct_start!r} must be a share of the steps, 0 to 1.")
-        if anneal_strategy not in ("cos", "linear"):
-            raise InputError(f"{self._name}: anneal_strategy={anneal_strategy!r} must be 'cos' or 'linear'.")
+        check_choice(self._name, "anneal_strategy", anneal_strategy, ("cos", "linear"))
         for name, factor in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
             check_number(self._name, name, factor)
             if factor == 0:

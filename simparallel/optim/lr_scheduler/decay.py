@@ -19,7 +19,7 @@ def check_each(who: str, name: str, values: Iterable[int]) -> None:
 
 
 class Relative(LRScheduler):
-    """Base: rates are computed in closed form, unless something else has changed them.
+    """Base of schedulers that compute rates in closed form, but continue from a rate that was set elsewhere.
 
     If the rate was set by hand or by another scheduler, the next one is derived from the current rate, as in PyTorch.
     """
@@ -30,23 +30,23 @@ class Relative(LRScheduler):
 
     def _next(self, i: int, number: int) -> float:
         lr = self.optimizer.param_groups[i]["lr"]
-        # Closed form while the rate is ours; it accumulates no rounding errors.
+        # The closed form accumulates no rounding errors. It holds if nobody else has changed the rate.
         if lr == self._rate(i, self.last_epoch):
             return self._rate(i, number)
         check_number(self._name, f"lr of group {i}", lr)
-        return self._onward(i, lr, number)
+        return self._continued(i, lr, number)
 
     def _start(self, lr: float) -> float:
-        """Return the first rate of a group that another scheduler has set to `lr`."""
+        """Return the first rate of a group whose rate another scheduler has changed to `lr`."""
         raise TypeError(f"{self._name} does not define _start")
 
-    def _onward(self, i: int, lr: float, number: int) -> float:
-        """Return the rate at this number, given the rate `lr` at the previous number."""
-        raise TypeError(f"{self._name} does not define _onward")
+    def _continued(self, i: int, lr: float, number: int) -> float:
+        """Return the rate of group i at this number, given its rate `lr` at the previous number."""
+        raise TypeError(f"{self._name} does not define _continued")
 
 
 class Factor(Relative):
-    """Base: lr(t) = lr * factor(t), from each group's own lr. A subclass defines `factor`."""
+    """Base of schedulers with lr(t) = lr * factor(t), from each group's own lr. A subclass defines `factor`."""
 
     def factor(self, number: int) -> float:
         raise TypeError(f"{self._name} does not define factor")
@@ -57,7 +57,7 @@ class Factor(Relative):
     def _start(self, lr: float) -> float:
         return lr * self.factor(0)
 
-    def _onward(self, i: int, lr: float, number: int) -> float:
+    def _continued(self, i: int, lr: float, number: int) -> float:
         # Scale by the ratio of successive factors; equal factors must leave the rate bit-identical.
         before, after = self.factor(number - 1), self.factor(number)
         return lr if before == after else lr * after / before if before else 0.0
@@ -219,7 +219,7 @@ class CosineAnnealingLR(Relative):
     def _start(self, lr: float) -> float:
         return lr
 
-    def _onward(self, i: int, lr: float, number: int) -> float:
+    def _continued(self, i: int, lr: float, number: int) -> float:
         if (number - 1) % (2 * self.T_max) == self.T_max:
             # The previous rate is the minimum: its wave is 0, so there is no ratio to scale by.
             return lr + (self.base_lrs[i] - self.eta_min) * self._wave(number) / 2

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.errors import InputError, StateDictError
 from simparallel.optim.lr_scheduler.base import LRScheduler
 from simparallel.optim.optimizer import Optimizer
@@ -48,10 +48,8 @@ class ReduceLROnPlateau(LRScheduler):
         min_lr: float | Sequence[float] = 0.0,
         eps: float = 1e-8,
     ) -> None:
-        choices = ("mode", mode, ("min", "max")), ("threshold_mode", threshold_mode, ("rel", "abs"))
-        for name, value, known in choices:
-            if value not in known:
-                raise InputError(f"{self._name}: {name}={value!r} must be {known[0]!r} or {known[1]!r}.")
+        check_choice(self._name, "mode", mode, ("min", "max"))
+        check_choice(self._name, "threshold_mode", threshold_mode, ("rel", "abs"))
         check_number(self._name, "factor", factor, below=1.0)
         check_number(self._name, "threshold", threshold)
         check_number(self._name, "eps", eps)

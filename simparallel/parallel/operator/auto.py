@@ -171,7 +171,8 @@ class AutoParallel:
                 check_same_calls(mode.calls)
                 self._warn_of_movement()
             return result
-        # This rank may know its shapes while another rank's are new: its comparison then meets a collective of an op.
+        # Only shapes that are new to a rank are compared. If they are new to some of the ranks alone, these start the
+        # comparison while the others start the first collective of an op, which does not match.
         except CollectiveMismatchError as error:
             error.add_note(
                 f"AutoParallel: the arguments of rank {current().rank} have shapes {', '.join(map(str, shapes))}. If "
@@ -339,16 +340,16 @@ def _sizes(shapes: tuple[tuple[int, ...], ...], which: list[int]) -> str:
 
 
 def _as_input(entry: Any, shapes: list[tuple[int, ...]], x: Any) -> Any:
-    """Convert an array or Tensor to a sharded input, and append its slice's shape to `shapes`.
+    """Return an array or a plain Tensor as a sharded one, and append the shape of its slice to `shapes`.
 
-    Other values are returned unchanged.
+    Sharded tensors and other values are returned unchanged.
     """
     if not isinstance(x, Tensor) and not is_array(x):
         return x
     x = as_tensor(x)
     if x.placement is not None:
         return x
-    # The same memory: nothing is copied or moved here.
+    # The result shares the memory of x: nothing is copied or sent.
     shapes.append(x.shape)
     place = _input_place(x.shape, entry, current().world_size)
     return Tensor._result(x.data, placement=place, interpreter=SHARDED)

@@ -239,7 +239,8 @@ def _halo(call: OpCall) -> tuple[OpCollectives, OpCollectives]:
     if cut is None or not cut.halo.groups:
         return OpCollectives(), OpCollectives()
     halo, itemsize = cut.halo, call.local.inputs[cut.input].dtype.itemsize
-    fetched, returned = max(halo.received_bytes(itemsize)), max(halo.returned_bytes(itemsize))
+    # In backward a rank receives as much as it sent in forward.
+    fetched, returned = (max(counts.values()) * itemsize for counts in (halo.received, halo.given))
     return (
         OpCollectives([OpCollective("messages", None, halo.groups, fetched, "halo of the windows")]),
         OpCollectives([OpCollective("messages", "sum", halo.groups, returned, "gradient of the halo")]),

@@ -1,20 +1,19 @@
 """Ops with sliding windows, cut along the dims over which the windows slide.
 
 A rank computes its slice of the output, so it reads the rows under these windows: its own and some of its
-neighbours'. It fetches the missing rows (`Halo`), and the op runs on the region under the windows as on any
+neighbours'. It fetches the missing rows (the halo), and the op runs on the region under the windows as on any
 image. Padding exists only at the borders of the whole image, and the op fills and counts it as usual. In backward the
 gradient of fetched rows returns to the rank that holds them, and is added there.
 
 A cut is valid if it divides the image and the number of windows. A halo wider than the neighbour's slice comes from
 several ranks; for an empty halo no message is sent.
 
-A rank asks the replica with its own number (see `boxes`). So the ranks form lines that exchange only within
-themselves, each with the whole tensor, and the gradients that return within one line make one whole gradient.
+A rank receives from the replicas with its own number (see `boxes`). So the ranks that hold one copy of the tensor
+exchange only among themselves, and the gradients that they return add up to one gradient of the whole tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -23,36 +22,8 @@ from simparallel.arrays.host.windows import Windows
 from simparallel.autograd import Plan, Spec
 from simparallel.backend import Array, get_namespace
 from simparallel.layout.boxes import Box, Moves, box_of, boxes_of, intersection, shape_of, within
-from simparallel.layout.layout import Layout
-from simparallel.layout.mesh import Group
 from simparallel.layout.sharding import Sharding
 from simparallel.parallel.operator.redistribute import Move, swap
-
-
-class Halo:
-    """The halo exchange of a tensor of global `shape` in `layout`: each rank gets every missing element once.
-
-    Attributes:
-        needs: for each rank the box that it reads; boxes may overlap, and may leave out parts of slices.
-        moves: the transfers of forward, own parts included.
-    """
-
-    def __init__(self, layout: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> None:
-        self.layout, self.needs, self.shape = layout, needs, shape
-        self.moves = Moves(layout, needs, shape)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """Groups of ranks that exchange elements, directly or through others; () if no rank does."""
-        return self.moves.groups
-
-    def received_bytes(self, itemsize: int) -> tuple[int, ...]:
-        """Return the bytes that each rank receives in forward, in the order of the mesh."""
-        return tuple(self.moves.received[rank] * itemsize for rank in self.layout.mesh.ranks)
-
-    def returned_bytes(self, itemsize: int) -> tuple[int, ...]:
-        """Return the bytes that each rank receives in backward: as many as it sent in forward."""
-        return tuple(self.moves.given[rank] * itemsize for rank in self.layout.mesh.ranks)
 
 
 class WindowCut:
@@ -66,7 +37,8 @@ class WindowCut:
 
     Attributes:
         input: index of the image among the inputs.
-        halo: the exchange.
+        halo: the halo exchange: each rank gets every missing element of the region that it reads once. Regions may
+            overlap, and may leave out parts of slices.
     """
 
     def __init__(self, windows: Windows, sharding: Sharding, i: int, dims: dict[int, str]) -> None:
@@ -84,7 +56,7 @@ class WindowCut:
             reach = dict(zip(dims, spans, strict=True))
             # The span under the windows along their dims, the rank's own slice along all others.
             needs[rank] = tuple([reach.get(d, own) for d, own in enumerate(box)])
-        self.halo = Halo(layout, needs, shape)
+        self.halo = Moves(layout, needs, shape)
 
     def local(self, plan: Plan, rank: int) -> Plan:
         """Return the op's plan on the region that the rank reads, given the plan on its slices."""
@@ -119,9 +91,9 @@ def window_cut(windows: Windows | None, sharding: Sharding) -> WindowCut | None:
 def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
     """Compile the rank's part of the exchange."""
     halo = cut.halo
-    have, need = box_of(halo.layout, rank, halo.shape), halo.needs[rank]
+    have, need = box_of(halo.source, rank, halo.shape), halo.needs[rank]
     # The part that stays on this rank, and the parts that are exchanged.
-    own, others = intersection(have, need), [move for move in halo.moves.of(rank) if move.source != move.target]
+    own, others = intersection(have, need), [move for move in halo.of(rank) if move.source != move.target]
     gets = {move.source: within(move.box, need) for move in others if move.target == rank}
     gives = {move.target: within(move.box, have) for move in others if move.source == rank}
     own_in_need, own_in_have = within(own, need), within(own, have)

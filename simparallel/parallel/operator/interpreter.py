@@ -133,7 +133,7 @@ class CompiledMove(Reversible):
 
 
 def _is_summed_by_its_op(x: Tensor) -> bool:
-    """Return whether the op that made x sums its gradient, and the running backward adds nothing else to it."""
+    """Return whether the op that made x will sum its gradient, and x has no other use in the running backward."""
     node = x._node
     if node is None or not node.op.sums_result:
         return False
@@ -142,7 +142,7 @@ def _is_summed_by_its_op(x: Tensor) -> bool:
 
 
 def _show_copy(recorder: Recorder, name: str, phase: str, start_ns: int, x: Array) -> None:
-    """Record the copies of an exchange in addition to its collectives: the assembly of x from its parts."""
+    """Record the copies by which x is assembled from its parts; the collectives of the exchange record themselves."""
     itemsize = recorder.cluster.itemsize(x.dtype)
     recorder.work(name, phase, start_ns, 0, 2 * x.size * itemsize, itemsize)
 
@@ -173,7 +173,7 @@ def sharder() -> Sharder:
 
 @contextmanager
 def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
-    """Run the ops of the block on these ranks only: cuts are over them, and plain tensors count as replicated."""
+    """Run the ops of the block on these ranks only: strategies cut over them, and plain tensors count as replicated."""
     with setting(mode, ranks=ranks, replicating=True):
         yield
 

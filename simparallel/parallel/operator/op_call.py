@@ -35,8 +35,8 @@ class Mode(RankLocal):
         quick: small tensors are redistributed by the plan that takes the least time.
         noted: list that collects implicit redistributions, or None.
         ranks: the ranks that run the ops; None for all.
-        weighted: a loss has the weight of its samples in those of all ranks, so that gradients are sums over the parts
-            of the batch; else means.
+        weighted: each rank's loss is weighted by its share of the samples of the whole batch, so that gradients are
+            summed over the ranks; else they are averaged.
         calls: list that collects the calls of ops, or None.
     """
 
@@ -54,7 +54,7 @@ mode = Mode()
 
 
 def plan_way(source: Placement, target: Placement, itemsize: int) -> Redistribution:
-    """Plan a redistribution, for least bytes or least time by `mode.quick`; across a reshape if the shapes differ."""
+    """Plan a redistribution, across a reshape if the shapes differ: of the fewest bytes, or by `mode.quick` fastest."""
     common = common_shape(source.layout, source.shape, target.layout, target.shape)
     # `start_of` has checked this.
     assert common is not None
@@ -64,7 +64,7 @@ def plan_way(source: Placement, target: Placement, itemsize: int) -> Redistribut
 
 
 def start_of(place: Placement, target: Placement) -> Placement:
-    """Return the placement to redistribute from: before a pending reshape, if one plan reaches `target` from there."""
+    """Return the placement to redistribute from: the one before a pending reshape if one plan leads to `target`."""
     before = place.source
     if before is None or place.settled is target or target.layout.partial:
         return place.settled

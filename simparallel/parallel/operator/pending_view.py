@@ -1,8 +1,9 @@
 """Reshaped sharded tensors whose elements have not moved yet.
 
-A reshape computes nothing, and moves nothing if its output can keep its input's layout. Otherwise it waits: the op
-that reads the elements determines their layout, and one redistribution across the reshape takes them there. Any other
-access settles the view: its elements then move to the layout that the reshape's rule or strategy gives.
+A reshape computes nothing, and moves nothing if its output can keep the layout of its input. Otherwise it is executed
+lazily: the first op that reads the elements determines their layout, and one redistribution of the tensor before the
+reshape takes them there. Any other access executes the reshape (the view is then *settled*): the elements move to the
+layout that its rule or strategy gives.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class PendingView(Tensor):
     """
 
     __slots__ = ("_is_passed_over", "_root", "_settle")
-    # An op has read the elements from `_root`, bypassing the view.
+    # Whether an op has read the elements from `_root`, so that no gradient passes through the view.
     _is_passed_over: bool
-    # Holds the elements, in the shape before the reshape.
+    # The tensor before the reshape, which has the elements.
     _root: Tensor
-    # Executes the reshape; None once it has run.
+    # Executes the reshape; None once the view is settled.
     _settle: Callable[[], Tensor] | None
 
     def __getstate__(self) -> Any:
@@ -47,10 +48,10 @@ class PendingView(Tensor):
         """Execute the reshape, and move the elements to its output layout."""
         if self._settle is None:
             return
-        # Record the graph if the call was to be recorded, whatever the mode of this access.
+        # The mode of the call that made the view decides whether the reshape is recorded, not the mode of this access.
         with setting(grad_mode, enabled=self._requires_grad):
             y = self._settle()
-        # Become the result: the same attributes, and no reference to the base any more.
+        # Become the result: take its attributes, and drop the base.
         self._settle = None
         del self._root
         self._data, self._node, self.placement, self._requires_grad = (
@@ -58,7 +59,7 @@ class PendingView(Tensor):
         )  # fmt: skip
 
     def pass_over(self) -> Tensor:
-        """Return the base of the view: an op redistributes it across the reshape, instead of the view."""
+        """Return the base of the view, for an op that redistributes it across the reshape without settling the view."""
         self._is_passed_over = True
         return self._root
 

@@ -23,8 +23,9 @@ Move = Callable[[Array], Array]
 class GroupCache:
     """The groups of one rank by their members; each is created when it is first used.
 
-    Creating a group is a collective over all ranks, so all ranks must create the same groups in the same order.
-    They do, because all of them execute the same plans. Where only some ranks do, the members create a group alone.
+    Creating a group is a collective over all ranks, so all of them must create the same groups in the same order. They
+    do, because all execute the same plans. If only some of the ranks execute a plan, its groups are created by their
+    members alone.
     """
 
     def __init__(self, communicator: Communicator, ranks: tuple[int, ...]) -> None:
@@ -40,7 +41,7 @@ class GroupCache:
 
     def mine(self, all_of_them: tuple[tuple[int, ...], ...]) -> Group | None:
         """Create all groups, which must not overlap; return the one that contains this rank."""
-        # Also the groups of other ranks: see the class.
+        # A group of other ranks is created, too, because creating it is a collective over all ranks.
         me = self._communicator.rank
         made = [self[ranks] for ranks in all_of_them if not self._is_local or me in ranks]
         return next((group for group in made if group.rank is not None), None)

@@ -73,7 +73,7 @@ class Leaving:
         try:
             finish(self._communicator, self._reasons())
             if transport.wait_for_the_others():
-                check_received(transport.segment, transport.rank, self._communicator.kept_letters())
+                check_received(transport.segment, transport.rank, self._communicator.kept_messages())
         except BaseException as error:
             self.failed(type(error), error, error.__traceback__)
             own = self._exit_code if isinstance(self._exit_code, int) else 0

@@ -133,7 +133,7 @@ def play_rank(
         outcome.memory = recorder.memory_summary()
         if gpu is not None:
             outcome.memory["measured"] = gpu.memory.summary()
-    outcome.kept_letters = communicator.kept_letters()
+    outcome.kept_messages = communicator.kept_messages()
     outcome.recorded = recorder.recorded()
     outcome.metrics = recorder.metrics
     outcome.cluster = recorder.cluster

@@ -85,7 +85,7 @@ def run_rank(
     try:
         have_ended = transport.wait_for_the_others()
         if have_ended:
-            check_received(transport.segment, transport.rank, outcome.kept_letters)
+            check_received(transport.segment, transport.rank, outcome.kept_messages)
     except (CommError, KeyboardInterrupt) as error:
         outcome.report = outcome.report or failure_report(error)
     return outcome, have_ended

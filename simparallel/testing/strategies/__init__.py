@@ -22,12 +22,11 @@ from simparallel.testing.strategies.values import (
     matmul_operands,
     operand,
     shapes,
-    small_ints,
     world_sizes,
 )
 
 __all__ = [
     "FLOATS", "INTEGERS", "NONZERO_INTEGERS", "POSITIVE_FLOATS", "POSITIVE_INTEGERS", "Draw", "Program", "ProgramCall",
     "Shape", "arrays", "broadcastable_shapes", "clusters", "cuttable_arrays", "device_matrices", "gradients", "layouts",
-    "links", "matmul_operands", "operand", "programs", "shapes", "small_ints", "strategies_for", "world_sizes",
+    "links", "matmul_operands", "operand", "programs", "shapes", "strategies_for", "world_sizes",
 ]  # fmt: skip

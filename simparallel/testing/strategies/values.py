@@ -21,11 +21,6 @@ POSITIVE_FLOATS = tuple(0.5 + 0.17 * i for i in range(16))
 FLOATS = tuple(sign * value for value in POSITIVE_FLOATS for sign in (1, -1))  # away from kinks at 0
 
 
-def small_ints() -> st.SearchStrategy[int]:
-    """Draw integers -4 … 4: products of two, and sums of a hundred such products, are exact in every float dtype."""
-    return st.sampled_from(INTEGERS)
-
-
 @st.composite
 def arrays(draw: Draw, shape: Shape, dtype: Any = np.float64, *, values: tuple[float, ...] = INTEGERS) -> np.ndarray:
     """Draw arrays of `shape` and `dtype` with elements from `values`, small integers by default.
