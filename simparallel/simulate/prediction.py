@@ -23,7 +23,7 @@ from simparallel.simulate.transformer_memory import (
     gathered_bytes,
     state_bytes,
 )
-from simparallel.simulate.transformer_time import ANY_SHAPE, Efficiency, StepTime, step_time
+from simparallel.simulate.transformer_time import ANY_SHAPE, Efficiency, PricedStep, StepTime
 
 Sharded = Literal["none", "state", "gradient", "parameter"]
 Verdict = Literal["fits", "close", "does not fit"]
@@ -236,15 +236,22 @@ def predict_transformer(
 
 def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype: str) -> TransformerPrediction:
     """Predict a step of a plan; see `predict_transformer`."""
-    states = DTYPES[dtype][1]
+    return predict_priced(PricedStep(plan, achieved_by(cluster, dtype), DTYPES[dtype][1], schedule), cluster, dtype)
+
+
+def achieved_by(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
+    """Return a cluster with the speeds that it achieves with products of this type."""
     efficiency = Efficiency()
     if dtype == "float8" and cluster.device.peak(1) > cluster.device.peak(2):
         units = cluster.device.matrix_units or ANY_SHAPE
         efficiency = replace(efficiency, product=min(1.0, units.product * _FLOAT8_GAIN))
-    time = step_time(plan, cluster, efficiency, states, schedule)
-    return TransformerPrediction(
-        plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states, cluster.device.software)
-    )
+    return efficiency.achieved(cluster)
+
+
+def predict_priced(priced: PricedStep, cluster: ClusterSpec, dtype: str) -> TransformerPrediction:
+    """Predict a step whose parts have a time on this cluster."""
+    memory = worst_memory(priced.plan, priced.schedule, DTYPES[dtype][1], cluster.device.software)
+    return TransformerPrediction(priced.plan, cluster, priced.schedule, dtype, priced.time(), memory)
 
 
 def worst_memory(

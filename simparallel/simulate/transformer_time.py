@@ -143,54 +143,79 @@ def step_time(
         ClusterError: the cluster has another number of ranks.
         InputError: no such schedule, or not for these numbers.
     """
-    if cluster.world_size != plan.world_size:
-        raise ClusterError(
-            f"step_time: the plan has {plan.tensor} x {plan.context} x {plan.pipeline} x {plan.data} = "
-            f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
-            f"{plan.world_size}."
+    return PricedStep(plan, efficiency.achieved(cluster), states, schedule).time()
+
+
+class PricedStep:
+    """A step of which all parts have a time, before they are put on the clock of a schedule.
+
+    Args:
+        plan, states, schedule: see `step_time`.
+        cluster: the hardware with the speeds that it achieves, see `Efficiency`.
+
+    Attributes:
+        least_ps: no less than this is the time of the step [ps]: the busiest stage without a bubble, and the update.
+    """
+
+    def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, states: ModelStates, schedule: str) -> None:
+        if cluster.world_size != plan.world_size:
+            raise ClusterError(
+                f"step_time: the plan has {plan.tensor} x {plan.context} x {plan.pipeline} x {plan.data} = "
+                f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
+                f"{plan.world_size}."
+            )
+        p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
+        self.plan, self.cluster, self.schedule = plan, cluster, schedule
+        # A part of the model is priced as a stage of its own.
+        flat = replace(plan, pipeline=p * v, chunks=1) if p > 1 else plan
+        price = _Prices(flat, cluster, states)
+        is_split = schedule not in FORMULAS and any(
+            "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
         )
-    p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
-    achieved_cluster = efficiency.achieved(cluster)
-    # A part of the model is priced as a stage of its own.
-    flat = replace(plan, pipeline=p * v, chunks=1) if p > 1 else plan
-    price = _Prices(flat, achieved_cluster, states)
-    is_split = schedule not in FORMULAS and any(
-        "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
-    )
-    priced: dict[int, tuple[PartTime, Passes]] = {}
-    for first, alike in flat.like_stages.items():
-        priced |= dict.fromkeys(alike, price.stage(first, is_split))
-    parts, passes = zip(*[priced[part] for part in range(flat.pipeline)], strict=True)
-    stages = [PartTime(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)]
-    own = max(stages, key=lambda each: each.sum_ps)
-    ideal_ps, message_ps = m * (own.sum_ps - own.messages_ps), own.messages_ps // v
-    alone_ps, device_ps = (clocked(plan, schedule, passes, ps) for ps in (0, message_ps))
-    price = _Prices(plan, achieved_cluster, states)
-    data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum)
-    # The interpreter reads the loss at the end of a step, so that it begins the next one together with the device. It
-    # starts the optimizer, all micro-batches, and the sum of the loss over replicas.
-    begin = PassTime.of(optimizer_ps, 2 * price.issue_ps)
-    host_ps = max(0, clocked(plan, schedule, passes, message_ps, begin) - device_ps - optimizer_ps)
-    seconds = (device_ps + host_ps + data_ps + optimizer_ps) / PS_PER_S
-    peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
-    mfu, hfu = (
-        float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
+        priced: dict[int, tuple[PartTime, Passes]] = {}
+        for first, alike in flat.like_stages.items():
+            priced |= dict.fromkeys(alike, price.stage(first, is_split))
+        parts, self.passes = zip(*[priced[part] for part in range(flat.pipeline)], strict=True)
+        stages = [PartTime(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)]
+        self.own = max(stages, key=lambda each: each.sum_ps)
+        price = _Prices(plan, cluster, states)
+        self.issue_ps = price.issue_ps
+        self.data_ps, self.optimizer_ps = max(
+            (price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum
+        )
+        busiest_ps = max(sum(work.device_ps for part in self.passes[stage::p] for work in part) for stage in range(p))
+        self.least_ps = m * busiest_ps + self.data_ps + self.optimizer_ps
+
+    def time(self) -> StepTime:
+        """Run the schedule."""
+        plan, own, passes, optimizer_ps = self.plan, self.own, self.passes, self.optimizer_ps
+        m, message_ps = plan.num_micro_batches, own.messages_ps // plan.chunks
+        alone_ps, device_ps = (clocked(plan, self.schedule, passes, ps) for ps in (0, message_ps))
+        # The interpreter reads the loss at the end of a step, so that it begins the next one together with the device.
+        # It starts the optimizer, all micro-batches, and the sum of the loss over replicas.
+        begin = PassTime.of(optimizer_ps, 2 * self.issue_ps)
+        host_ps = max(0, clocked(plan, self.schedule, passes, message_ps, begin) - device_ps - optimizer_ps)
+        seconds = (device_ps + host_ps + self.data_ps + optimizer_ps) / PS_PER_S
+        peaks = plan.world_size * self.cluster.device.peak(plan.item_bytes)
         # A fused kernel stores no scores, so that there is nothing to repeat selectively.
-        for recompute in ("none", "none" if plan.recompute == "selective" and plan.fused_attention else plan.recompute)
-    )
-    return StepTime(
-        m * own.compute_ps,
-        host_ps,
-        m * own.tensor_ps,
-        m * own.context_ps,
-        m * own.expert_ps,
-        device_ps - alone_ps,
-        alone_ps - ideal_ps,
-        m * own.data_ps + data_ps,
-        optimizer_ps,
-        mfu,
-        hfu,
-    )
+        again = "none" if plan.recompute == "selective" and plan.fused_attention else plan.recompute
+        mfu, hfu = (
+            float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
+            for recompute in ("none", again)
+        )
+        return StepTime(
+            m * own.compute_ps,
+            host_ps,
+            m * own.tensor_ps,
+            m * own.context_ps,
+            m * own.expert_ps,
+            device_ps - alone_ps,
+            alone_ps - m * (own.sum_ps - own.messages_ps),
+            m * own.data_ps + self.data_ps,
+            optimizer_ps,
+            mfu,
+            hfu,
+        )
 
 
 class PartTime(NamedTuple):
