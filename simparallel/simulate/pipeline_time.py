@@ -32,6 +32,8 @@ class PassTime(NamedTuple):
         return cls(device_ps, host_ps, device_ps)
 
     def then(self, other: PassTime) -> PassTime:
+        if not any(other):
+            return self
         late_ps = max(self.late_ps + other.device_ps, self.host_ps + other.late_ps)
         return PassTime(self.device_ps + other.device_ps, self.host_ps + other.host_ps, late_ps)
 
@@ -60,13 +62,13 @@ def clocked(
         name: of the schedule.
         passes: those of each part of the model, over one micro-batch.
         message_ps: a message between two parts, and its reply [ps].
-        begin: what devices and interpreters do before; None for devices alone.
+        begin: what devices and interpreters do before, and interpreters once more at the end; None for devices alone.
     """
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     if p == 1:
         forward, inputs, weights = passes[0]
         whole = forward.then(inputs).then(weights).repeated(m)
-        return max(begin.then(whole)) if begin else whole.device_ps
+        return max(begin.then(whole).then(PassTime.of(0, begin.host_ps))) if begin else whole.device_ps
     rest_ps = 0
     if name == "1f1b" and v > 1 and m % max(1, m // p):
         # The interleaved schedule has equal rounds.
@@ -116,7 +118,7 @@ def _makespan(
         earliest.append(max(begin.device_ps, hosts[rank] + late_ps - device_ps))
         hosts[rank] += host_ps
     timed.durations, timed.earliest = durations + [message_ps] * (len(timed) - len(durations)), earliest
-    return max(solve(timed).makespan, *hosts)
+    return max(solve(timed).makespan, max(hosts) + begin.host_ps)
 
 
 @lru_cache(maxsize=64)

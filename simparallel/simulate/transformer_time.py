@@ -193,7 +193,7 @@ class PricedStep:
         alone_ps, device_ps = (clocked(plan, self.schedule, passes, ps) for ps in (0, message_ps))
         # The interpreter reads the loss at the end of a step, so that it begins the next one together with the device.
         # It starts the optimizer, all micro-batches, and the sum of the loss over replicas.
-        begin = PassTime.of(optimizer_ps, 2 * self.issue_ps)
+        begin = PassTime.of(optimizer_ps, self.issue_ps)
         host_ps = max(0, clocked(plan, self.schedule, passes, message_ps, begin) - device_ps - optimizer_ps)
         seconds = (device_ps + host_ps + self.data_ps + optimizer_ps) / PS_PER_S
         peaks = plan.world_size * self.cluster.device.peak(plan.item_bytes)
@@ -271,8 +271,9 @@ class _Prices:
     def stage(self, stage: int, is_split: bool = False) -> tuple[PartTime, Passes]:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
-        # All gradients of a product, or of a norm, are one operation, which starts once.
-        joined_ps = picoseconds(device.launch_s) if runs_by_op(plan, device.software) and not is_split else 0
+        # All gradients of a product, or of a norm, are one operation, which starts once; if those of weights are apart,
+        # that of a bias starts with that of its weight. A bias has no flops.
+        launch_ps = picoseconds(device.launch_s) if runs_by_op(plan, device.software) else 0
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
         messages_ps = 0
@@ -296,11 +297,13 @@ class _Prices:
             return PassTime.of(rounds * round_ps + exchanges * exchange_ps, starts * self.issue_ps)
 
         tensor_ps = forward_ps = backward_ps = rounds = exchanges = 0
-        messages = (stage > 0) + (stage < plan.pipeline - 1)
-        forward, inputs, weights = *[PassTime.of(0, messages * self.issue_ps)] * 2, PassTime()
+        # Messages from and to the stage before and the next one.
+        before, after = (PassTime.of(0, there * self.issue_ps) for there in (stage > 0, stage < plan.pipeline - 1))
+        forward, inputs, weights = before, before, PassTime()
         for count, work in stage_work(plan, stage, self.states.gradient, device.software):
             first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
-            later_ps = later.device_ps - joined_ps * len(work.weights)
+            starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
+            later_ps = later.device_ps - launch_ps * (len(work.weights) - starts)
             hidden_ps = work.hidden * reduce_ps
             if plan.overlap_tensor:
                 hidden_ps = max(0, hidden_ps - later_ps)
@@ -310,9 +313,6 @@ class _Prices:
             tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
             rounds += count * work.rounds
             exchanges += count * work.exchanges
-            # A bias has no flops; its gradient starts with that of its weight, and all of an op together if they are
-            # not apart.
-            starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
             later, sums = PassTime.of(later_ps, starts * self.issue_ps), reduces(len(work.sums), sums_ps)
             # Sums are those of the loss, or of gradients.
             first, later = (first.then(sums), later) if work.forward else (first, later.then(sums))
@@ -326,7 +326,8 @@ class _Prices:
             inputs = (then if is_split else later.then(then)).repeated(count).then(inputs)
             weights = later.repeated(count).then(weights) if is_split else weights
         before_ps, after_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else (0, 0)
-        forward, inputs = PassTime.of(before_ps).then(forward), inputs.then(PassTime.of(after_ps))
+        forward = PassTime.of(before_ps).then(forward).then(after)
+        inputs = after.then(inputs).then(PassTime.of(after_ps))
         times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, before_ps + after_ps
         return PartTime(forward_ps + backward_ps, *times, backward_ps), (forward, inputs, weights)
 
