@@ -212,8 +212,8 @@ class EagerStage:
             return joined(*steps, summed, ends[0], -summed, *ends[1:], -row - 2 * sent)
         # What the stage sends, too, is held so long.
         late = sum(block.late * n for block, n in blocks) + 2 * row + self.of_logits * is_last + self.summed * is_first
-        passes: list[Part] = [repeated(block.weight_gradients(has_sum), n) for block, n in blocks]
-        head = (-row, table, added, norm) * is_last
+        delayed: list[Part] = [repeated(block.weight_gradients(has_sum), n) for block, n in blocks]
+        head: list[Part] = [-row, table, added, norm] * is_last
         # The newest ops go first: those of blocks that have run again, the first block last.
-        order = [*passes[::-1], *head] if plan.recompute == "full" else [*head, *passes]
+        order = [*delayed[::-1], *head] if plan.recompute == "full" else [*head, *delayed]
         return joined(*order, *ends, -late)
