@@ -35,7 +35,8 @@ def solve(
         assert isinstance(graph, ProgramGraph)
         return SharedLinks(graph, links or {}, interference).run()
     durations, after, missing = graph.durations, graph.after, list(map(len, graph.before))
-    starts, ends = [0] * len(durations), [0] * len(durations)
+    starts = [*graph.earliest, *[0] * (len(durations) - len(graph.earliest))]
+    ends = [0] * len(durations)
     # In topological order (Kahn 1962).
     order = [task for task, count in enumerate(missing) if not count]
     for task in order:

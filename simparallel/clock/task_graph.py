@@ -45,11 +45,13 @@ class TaskGraph:
     Attributes:
         durations: task -> its duration.
         before: task -> tasks for which it waits.
+        earliest: task -> the time before which it does not start, for the first tasks; 0 for all others.
     """
 
     def __init__(self) -> None:
         self.durations: list[Any] = []
         self.before: list[list[int]] = []
+        self.earliest: list[Any] = []
 
     def add(self, duration: Any, before: list[int]) -> int:
         """Append a task; return its number."""

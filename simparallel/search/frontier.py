@@ -3,43 +3,26 @@
 Where a table of `tables.py` has one number, the least cost, a table here has a list: the Pareto front of the costs and
 memory of the eliminated nodes, as in TensorOpt's frontier tracking (Cai et al. 2020, arXiv 2004.10856).
 
-Lists grow, and a memory limit keeps them short: a wanted choice holds no more than the limit and costs less than the
-best one known, which bounds cost + price * memory, too. Before any list is made, numbers are eliminated forwards and
-backwards. This gives the least completion of each cell of each table: the least sum of all that the cell lacks. Entries
-that exceed a bound even with the least completion are dropped.
+Lists grow with the graph: where they would be longer than allowed, `pareto.hull` gives some points of the front.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from simparallel.search.dominance import Criterion, Cuts, undominated
-from simparallel.search.multiplier import Relaxed
-from simparallel.search.problem import Problem, Solution
-from simparallel.search.tables import Order, Scope, aligned, least
+from simparallel.search.problem import Problem
+from simparallel.search.tables import Order, Scope
 
 _ROW = 8  # a row of a list takes the memory of about eight entries of a table
 
 
 class TooManyRows(Exception):
     """Lists would be longer than allowed."""
-
-
-class Ray(NamedTuple):
-    """Weights of cost and memory, and the most that their sum may be."""
-
-    cost: float
-    memory: float
-    most: float
-
-    def of(self, cost: np.ndarray, memory: np.ndarray) -> np.ndarray:
-        """Return the weighted sums."""
-        return self.cost * cost + self.memory * memory
 
 
 class Elimination(NamedTuple):
@@ -58,33 +41,22 @@ class Frontiers(NamedTuple):
     memory: np.ndarray
 
 
-def within_limit(problem: Problem, memory_limit_bytes: int, relaxed: Relaxed, max_entries: int) -> Solution:
-    """Return the optimum within a limit of memory, given the result of `multiplier.relax`.
-
-    Raises:
-        TooManyRows: lists would be longer than an eighth of `max_entries`, or a table larger than `max_entries`.
-    """
-    best, price = relaxed.solution, relaxed.price
-    aim = best.cost - 1
-    rays = [Ray(1.0, price, aim + price * memory_limit_bytes), Ray(0.0, 1.0, memory_limit_bytes)]
-    fronts = Frontier(problem, rays, max_entries)
-    inside = np.flatnonzero((fronts.memory <= memory_limit_bytes) & (fronts.cost <= aim))
-    method = "elimination with Pareto lists"
-    if len(inside) == 0:
-        return Solution.of(problem, best.choice, best.cost, method)
-    row = int(inside[fronts.cost[inside].argmin()])
-    return Solution.of(problem, fronts.choice(row), int(fronts.cost[row]), method)
-
-
 class Frontier:
-    """The Pareto front of cost and memory of all choices that the rays allow.
+    """The Pareto front of cost and memory of all choices.
+
+    Args:
+        problem: what to choose.
+        max_entries: most entries of a table of `tables.py`; a table here has at most an eighth as many rows.
 
     Attributes:
         cost, memory: of the points, by ascending memory.
+
+    Raises:
+        TooManyRows: a table would have more.
     """
 
-    def __init__(self, problem: Problem, rays: Sequence[Ray], max_entries: int) -> None:
-        self.max_rows, self.max_entries = max_entries // _ROW, max_entries
+    def __init__(self, problem: Problem, max_entries: int) -> None:
+        self.max_rows = max_entries // _ROW
         memory = problem.memory_problem
         nodes = range(len(problem))
         criteria = [Criterion(dict(enumerate(x.nodes)), x.edges) for x in (problem, memory)]
@@ -95,14 +67,9 @@ class Frontier:
         costs, held = (self._tables(x, edges) for x in (problem, memory))
         self.steps = self._planned()
         self.ends = [number for number, scope in enumerate(self.scopes) if not scope]
-        bounds = []
-        for ray in rays:
-            most = ray.most + 1e-10 * (ray.cost * problem.most + ray.memory * memory.most)  # for rounding errors
-            tables = [ray.of(*pair) for pair in zip(costs, held, strict=True)]
-            bounds.append((ray._replace(most=most), *self._completed(tables)))
         self.lists = [Frontiers(np.arange(x.size + 1), x.ravel(), y.ravel()) for x, y in zip(costs, held, strict=True)]
         for step in self.steps:
-            self.lists.append(self._eliminated(step, bounds))
+            self.lists.append(self._eliminated(step))
         # Each connected component of the graph has left one list.
         self.cost, self.memory, self.rows = self._joined(self.ends, [np.zeros(1, np.int64)] * len(self.ends), 1)[1:]
 
@@ -130,7 +97,7 @@ class Frontier:
         while len(steps) < len(at):
             v = order.next()[0]
             around = tuple(sorted(order.near[v]))
-            if prod(self.sizes[u] for u in around) > self.max_entries:
+            if prod(self.sizes[u] for u in (v, *around)) > self.max_rows:
                 raise TooManyRows
             steps.append(Elimination(v, around, sorted(at[v])))
             for number in steps[-1].tables:
@@ -142,64 +109,15 @@ class Frontier:
             order.eliminated(v, {u: near(u) for u in around})
         return steps
 
-    def _parts(self, step: Elimination, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
-        factors = [(self.scopes[number], tables[number]) for number in step.tables]
-        return [aligned([factor], (step.node, *step.near), self.sizes)[0] for factor in factors]
-
-    def _completed(self, tables: list[np.ndarray]) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
-        """Return all tables with their least sums, and for each table of a step the least completion of its cells.
-
-        The forward pass is elimination; in the backward pass each step hands its completion on to the tables that it
-        replaced: calibration of a junction tree (Shenoy and Shafer 1990).
-        """
-        first = len(tables)
-        for step in self.steps:
-            tables.append(least(sorted(self._parts(step, tables), key=lambda part: (part.shape[-1], part.size))))
-        total = sum(tables[number] for number in self.ends)
-        rest = {number: np.asarray(total - tables[number]) for number in self.ends}
-        for made in range(len(tables) - 1, first - 1, -1):
-            step = self.steps[made - first]
-            parts = self._parts(step, tables)
-            inner = [(number, part) for number, part in zip(step.tables, parts, strict=True) if number >= first]
-            for number, _ in inner:
-                rest[number] = np.empty(tables[number].shape)
-            axes = {
-                number: tuple(i for i, u in enumerate(step.near) if u not in self.scopes[number]) for number, _ in inner
-            }
-            for s in range(self.sizes[step.node]) if inner else ():
-                sums = reduce(np.add, [part[s] for part in parts], rest[made])
-                for number, _ in inner:
-                    # Subtract the table's own part, which is constant along the axes of the minimum.
-                    at = self.scopes[number].index(step.node)
-                    own = tables[number].take(s, axis=at)
-                    rest[number][(slice(None),) * at + (s,)] = sums.min(axis=axes[number]) - own
-        return tables, rest
-
-    def _eliminated(
-        self, step: Elimination, bounds: Sequence[tuple[Ray, list[np.ndarray], dict[int, np.ndarray]]]
-    ) -> Frontiers:
+    def _eliminated(self, step: Elimination) -> Frontiers:
         """Return the lists that a node leaves to its neighbours."""
-        made, near = len(self.lists), step.near
+        near, size = step.near, self.sizes[step.node]
         shape = [self.sizes[u] for u in near]
-        parts = [self._parts(step, tables) for _, tables, _ in bounds]
-        # Join lists only where their least sum, with the least completion, is within all bounds.
-        found, count = [], 0
-        for s in range(self.sizes[step.node]):
-            is_open = np.ones(shape, bool)
-            for (ray, _, rest), tables in zip(bounds, parts, strict=True):
-                is_open &= reduce(np.add, [table[s] for table in tables], rest[made]) <= ray.most
-            cells = np.flatnonzero(is_open)
-            found.append((np.full(len(cells), s), cells))
-            if (count := count + len(cells)) > self.max_rows:
-                raise TooManyRows
-        candidates, cells = (np.concatenate(column) for column in zip(*found, strict=True))
+        candidates, cells = np.divmod(np.arange(size * prod(shape)), prod(shape))
         axes = dict(zip(near, np.unravel_index(cells, shape) if near else (), strict=True))
         axes[step.node] = candidates
         pair, cost, memory, _ = self._joined(step.tables, self._places(step, axes), len(cells))
-        cell, is_open = cells[pair], np.ones(len(cost), bool)
-        for ray, _, rest in bounds:
-            is_open &= ray.of(cost, memory) + rest[made].ravel()[cell] <= ray.most
-        cell, cost, memory = cell[is_open], cost[is_open], memory[is_open]
+        cell = cells[pair]
         kept = _front(cell, cost, memory)
         first = np.concatenate(([0], np.bincount(cell[kept], minlength=prod(shape)).cumsum()))
         return Frontiers(first, cost[kept], memory[kept])

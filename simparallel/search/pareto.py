@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
+
 import numpy as np
 
 from simparallel.search.elimination import MAX_ENTRIES
 from simparallel.search.frontier import Frontier, TooManyRows
 from simparallel.search.local import improve
-from simparallel.search.multiplier import allowance, capped, priced
-from simparallel.search.problem import Problem, Solution
+from simparallel.search.problem import MOST, Pairs, Problem, Solution
 from simparallel.search.tables import minimise
 
 
@@ -16,7 +18,7 @@ def pareto(problem: Problem, *, points: int = 32, max_entries: int = MAX_ENTRIES
     """Return the Pareto front of cost and memory, or points of it, by ascending memory.
 
     Lists of cost and memory (`frontier`) give the whole front. If they are longer than an eighth of `max_entries`,
-    prices of memory (`multiplier`) give the corners of its convex hull: each is optimal at some limit, but choices
+    prices of memory give the corners of its convex hull: each is optimal at some limit, but choices
     between them are missing. `method` says which.
 
     Args:
@@ -28,7 +30,7 @@ def pareto(problem: Problem, *, points: int = 32, max_entries: int = MAX_ENTRIES
         Solutions; the bound of each holds for a limit of its own memory.
     """
     try:
-        front = Frontier(problem, (), max_entries)
+        front = Frontier(problem, max_entries)
     except TooManyRows:
         return hull(problem, points, max_entries)
     count = len(front.cost)
@@ -50,10 +52,12 @@ def hull(problem: Problem, points: int, max_entries: int = MAX_ENTRIES) -> list[
         if above.memory_bytes <= below.memory_bytes or above.cost >= below.cost:
             continue
         price = (below.cost - above.cost) / (above.memory_bytes - below.memory_bytes)
-        price = capped(price, problem)
+        # The largest price at which all sums stay below 2**61.
+        price = min(price, (MOST * 0.99 - problem.most) / max(1, problem.memory_problem.most))
         lowest = minimise(priced(problem, price), max_entries)
         memory = problem.memory_bytes(lowest.choice)
-        bound = lowest.bound - allowance(price, memory)
+        # An upper bound on the price of this much memory: `priced` rounds weights as floats.
+        bound = lowest.bound - ceil(Fraction(price) * memory * (1 + Fraction(1, 1 << 50)))
         point = Solution.of(problem, lowest.choice, max(bound, free.bound), method)
         if point.cost + price * memory < below.cost + price * below.memory_bytes - len(problem):
             found[memory, point.cost] = point
@@ -63,3 +67,20 @@ def hull(problem: Problem, points: int, max_entries: int = MAX_ENTRIES) -> list[
         if not front or point.cost < front[-1].cost:
             front.append(point)
     return front
+
+
+def priced(problem: Problem, price: float) -> Problem:
+    """Return the problem whose costs are cost + floor(price * memory); equal arrays stay equal."""
+    made: dict[tuple[int, int], np.ndarray] = {}
+
+    def sums(costs: np.ndarray | None, memory: np.ndarray | None) -> np.ndarray:
+        key = id(costs), id(memory)
+        if key not in made:
+            weight = np.int64(0) if memory is None else np.floor(price * memory).astype(np.int64)
+            made[key] = np.asarray(weight if costs is None else costs + weight)
+        return made[key]
+
+    memory = problem.memory or (None,) * len(problem)
+    pairs: set[tuple[int, int]] = {*problem.edges, *problem.edge_memory}
+    edges: Pairs = {pair: sums(problem.edges.get(pair), problem.edge_memory.get(pair)) for pair in sorted(pairs)}
+    return Problem(tuple(map(sums, problem.nodes, memory)), edges)

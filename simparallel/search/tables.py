@@ -178,7 +178,7 @@ class _Elimination:
         if key not in self._made:
             sizes = {u: len(self.unary[u]) for u in frame}
             factors = bucket if unary is None else [((v,), unary), *bucket]
-            self._made[key] = inputs, least(aligned(factors, frame, sizes))
+            self._made[key] = inputs, _least(_aligned(factors, frame, sizes))
         return scope, self._made[key][1]
 
     def _add(self, scope: Scope, table: np.ndarray) -> None:
@@ -216,7 +216,7 @@ class _Elimination:
         return found
 
 
-def aligned(factors: Sequence[Factor], frame: Scope, sizes: Mapping[int, int] | Sequence[int]) -> list[np.ndarray]:
+def _aligned(factors: Sequence[Factor], frame: Scope, sizes: Mapping[int, int] | Sequence[int]) -> list[np.ndarray]:
     """Return tables that broadcast to the axes of `frame`; those that lack its last axis come first."""
     parts = []
     for scope, table in factors:
@@ -225,7 +225,7 @@ def aligned(factors: Sequence[Factor], frame: Scope, sizes: Mapping[int, int] | 
     return sorted(parts, key=lambda part: (part.shape[-1], part.size))
 
 
-def least(parts: list[np.ndarray]) -> np.ndarray:
+def _least(parts: list[np.ndarray]) -> np.ndarray:
     """Return the minimum over the first axis of the sum of aligned tables."""
     shape = np.broadcast_shapes(*(part.shape for part in parts))
     if len(parts) > 1 and parts[0].size == shape[0]:  # the node's own costs

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from heapq import nsmallest
-from math import gcd
+from heapq import heapify, heappop, heappush, nsmallest
+from math import gcd, inf
 
 from simparallel.base.units import format_bytes
 from simparallel.errors import InputError, SearchError
 from simparallel.machine.cluster import ClusterSpec
-from simparallel.simulate.prediction import DTYPES, TransformerPrediction, predict_plan, range_bytes, worst_memory
+from simparallel.simulate.prediction import (
+    DTYPES,
+    TransformerPrediction,
+    achieved_by,
+    predict_plan,
+    predict_priced,
+    range_bytes,
+    worst_memory,
+)
 from simparallel.simulate.transformer import TrainingPlan, TransformerShape
+from simparallel.simulate.transformer_time import PricedStep
 
 # More chunks of a device than these are not tried, nor larger micro-batches.
 _CHUNKS, _MICRO_BATCHES = (1, 2, 3, 4, 6, 8), (1, 2, 4, 8, 16)
@@ -52,36 +61,47 @@ def transformer_plans(
             f"plan: {global_batch} sequences and {shape.num_layers} blocks cannot be divided over {cluster.world_size} "
             "devices; choose a global batch that is a multiple of them."
         )
-    found: list[TransformerPrediction] = []
-    least_bytes: int | None = None
+    # By the least time of a step, and by their number: plans to come, those that may be the fastest first.
+    queue: list[tuple[int, int, PricedStep]] = []
+    achieved = achieved_by(cluster, dtype)
     for number, division in enumerate(divisions):
         if progress is not None:
             progress(number / len(divisions))
         for plan in filter(None, map(adapt, _plans(division, global_batch))):
-            most = range_bytes(plan, worst_memory(plan, "1f1b", states, software))[1]
-            if most > capacity:
-                # Selective recomputation repeats nothing beside a fused kernel.
-                plan = replace(plan, recompute="full")
-                most = range_bytes(plan, worst_memory(plan, "1f1b", states, software))[1]
-            least_bytes = most if least_bytes is None else min(least_bytes, most)
-            if most <= capacity:
-                found.append(predict_plan(plan, cluster, "1f1b", dtype))
-    if least_bytes is None:
+            priced = PricedStep(plan, achieved, states, "1f1b")
+            queue.append((priced.least_ps, len(queue), priced))
+    if not queue:
         raise InputError("plan: none of the plans can be run.")
-    if not found:
+    heapify(queue)
+    # The fastest plans that fit, and their numbers.
+    best: list[tuple[tuple[float, int], int, TransformerPrediction]] = []
+    least_bytes = inf
+    while queue and not (len(best) == count and queue[0][0] > best[-1][-1].time.step_ps):
+        _, number, priced = heappop(queue)
+        plan = priced.plan
+        most = range_bytes(plan, worst_memory(plan, "1f1b", states, software))[1]
+        least_bytes = min(least_bytes, most)
+        if most <= capacity:
+            found = predict_priced(priced, cluster, dtype)
+            best = sorted([*best, (_order(found), number, found)], key=lambda each: each[:2])[:count]
+        elif plan.recompute == "none":
+            # Selective recomputation repeats nothing beside a fused kernel.
+            priced = PricedStep(replace(plan, recompute="full"), achieved, states, "1f1b")
+            heappush(queue, (priced.least_ps, number, priced))
+    if not best:
         raise SearchError(
             f"plan: no plan fits: the least memory is {format_bytes(least_bytes)}, and a device of {cluster.name} has "
             f"{format_bytes(capacity)}. Use more devices, or shorter sequences.",
             least_bytes=least_bytes,
             limit_bytes=capacity,
         )
-    best = nsmallest(count, found, key=_order)
+    plans = [found for *_, found in best]
     split = [
         predict_plan(each.plan, cluster, "zb_h1", dtype)
-        for each in best
+        for each in plans
         if each.plan.pipeline > 1 and each.plan.chunks == 1
     ]
-    return nsmallest(count, best + [each for each in split if each.verdict == "fits"], key=_order)
+    return nsmallest(count, plans + [each for each in split if each.verdict == "fits"], key=_order)
 
 
 def what_if(predicted: TransformerPrediction, *, links: float = 1, node_links: float = 1, device: float = 1) -> float:

@@ -102,20 +102,20 @@ class EagerBlock:
         )  # fmt: skip
 
     def input_gradient(self) -> Stretch:
-        """Return the part of backward that makes the gradient of the input, and keeps all for those of the weights."""
-        if self.is_again:
-            return joined(self.backward(True), 2 * self.row - self.weights)
-        kept = self.products * bool(self.normed)
+        """Return the part of backward that makes the gradient of the input, and keeps all for those of the weights.
+
+        A recomputed block runs again first. Its input is a leaf of that run, whose gradient is a copy from the start.
+        """
+        row, again, kept = self.row, self.row * self.is_again, self.products * bool(self.normed)
         turned = (self.products, -self.products) if self.is_cut else ()
         return joined(
-            self.inner, *self._activation(), 2 * self.row + self.result, kept - self.attention, self.products,
-            self.normed - self.result, self.products, *turned, self.row - self.products, self.row,
+            *(self.kept + row, -row) * self.is_again, self.inner, *self._activation(), 2 * row + again + self.result,
+            kept - self.attention, self.products, self.normed - self.result, self.products, *turned,
+            row - self.products, row, -2 * again,
         )  # fmt: skip
 
     def weight_gradients(self, has_sum: bool) -> Stretch:
         """Return the part of backward that makes the gradients of the weights; `late` is freed after it."""
-        if self.is_again:
-            return joined(self.backward(has_sum), -self.weights * has_sum)
         kept = self.products * bool(self.normed)
         return joined(
             -self.inner, *_added(self.down, has_sum), -self.row, *_added(self.up, has_sum), -self.row - self.result,
@@ -126,8 +126,6 @@ class EagerBlock:
     @property
     def late(self) -> int:
         """The gradients that those of the weights need."""
-        if self.is_again:
-            return self.row
         return 4 * self.row + (1 + self.is_gated) * self.inner + self.products + self.normed
 
     @property
@@ -214,5 +212,8 @@ class EagerStage:
             return joined(*steps, summed, ends[0], -summed, *ends[1:], -row - 2 * sent)
         # What the stage sends, too, is held so long.
         late = sum(block.late * n for block, n in blocks) + 2 * row + self.of_logits * is_last + self.summed * is_first
-        passes = [repeated(block.weight_gradients(has_sum), n) for block, n in blocks]
-        return joined(*(-row, table, added, norm) * is_last, *passes, *ends, -late)
+        delayed: list[Part] = [repeated(block.weight_gradients(has_sum), n) for block, n in blocks]
+        head: list[Part] = [-row, table, added, norm] * is_last
+        # The newest ops go first: those of blocks that have run again, the first block last.
+        order = [*delayed[::-1], *head] if plan.recompute == "full" else [*head, *delayed]
+        return joined(*order, *ends, -late)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from simparallel.parallel.pipeline.action import Action
+from simparallel.clock.solver import solve
+from simparallel.parallel.pipeline.timing import ScheduleGraph
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, looped_schedule
 
@@ -30,6 +32,8 @@ class PassTime(NamedTuple):
         return cls(device_ps, host_ps, device_ps)
 
     def then(self, other: PassTime) -> PassTime:
+        if not any(other):
+            return self
         late_ps = max(self.late_ps + other.device_ps, self.host_ps + other.late_ps)
         return PassTime(self.device_ps + other.device_ps, self.host_ps + other.host_ps, late_ps)
 
@@ -58,13 +62,13 @@ def clocked(
         name: of the schedule.
         passes: those of each part of the model, over one micro-batch.
         message_ps: a message between two parts, and its reply [ps].
-        begin: what devices and interpreters do before; None for devices alone.
+        begin: what devices and interpreters do before, and interpreters once more at the end; None for devices alone.
     """
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     if p == 1:
         forward, inputs, weights = passes[0]
         whole = forward.then(inputs).then(weights).repeated(m)
-        return max(begin.then(whole)) if begin else whole.device_ps
+        return max(begin.then(whole).then(PassTime.of(0, begin.host_ps))) if begin else whole.device_ps
     rest_ps = 0
     if name == "1f1b" and v > 1 and m % max(1, m // p):
         # The interleaved schedule has equal rounds.
@@ -105,27 +109,19 @@ def _makespan(
     if begin is None:
         begin = PassTime()
         works = [{kind: PassTime.of(work.device_ps) for kind, work in each.items()} for each in works]
-    devices, hosts = [begin.device_ps] * ranks, [begin.host_ps] * ranks
-    order = _order(name, ranks, microbatches, chunks)
-    ends = [0] * len(order)
-    for task, rank, (stage, kind, _), sources in order:
+    timed = copy(_graph(name, ranks, microbatches, chunks))
+    # Nothing makes an interpreter wait, so what it has started ends no earlier than its own clock says.
+    hosts, durations, earliest = [begin.host_ps] * ranks, [], []
+    for rank, _, (stage, kind, _) in timed.each:
         device_ps, host_ps, late_ps = works[stage][kind]
-        start_ps = devices[rank]
-        for source in sources:
-            start_ps = max(start_ps, ends[source] + message_ps)
-        ends[task] = devices[rank] = max(start_ps + device_ps, hosts[rank] + late_ps)
+        durations.append(device_ps)
+        earliest.append(max(begin.device_ps, hosts[rank] + late_ps - device_ps))
         hosts[rank] += host_ps
-    return max(devices + hosts)
+    timed.durations, timed.earliest = durations + [message_ps] * (len(timed) - len(durations)), earliest
+    return max(solve(timed).makespan, max(hosts) + begin.host_ps)
 
 
 @lru_cache(maxsize=64)
-def _order(name: str, ranks: int, microbatches: int, chunks: int) -> list[tuple[int, int, Action, list[int]]]:
-    """Return the actions in topological order: its task, rank, the action, and tasks whose messages it receives."""
-    graph = looped_schedule(name, ranks, microbatches, chunks).graph()
-    count = len(graph.each)
-    graph.durations = [1] * count + [0] * (len(graph) - count)
-    found = []
-    for task in sorted(range(count), key=graph.times.starts.__getitem__):
-        rank, _, action = graph.each[task]
-        found.append((task, rank, action, [graph.before[m][0] for m in graph.before[task] if m >= count]))
-    return found
+def _graph(name: str, ranks: int, microbatches: int, chunks: int) -> ScheduleGraph:
+    """Return the task graph of a schedule, without times."""
+    return looped_schedule(name, ranks, microbatches, chunks).graph()

@@ -23,7 +23,7 @@ from simparallel.simulate.transformer_memory import (
     gathered_bytes,
     state_bytes,
 )
-from simparallel.simulate.transformer_time import StepTime, step_time
+from simparallel.simulate.transformer_time import Efficiency, PricedStep, StepTime
 
 Sharded = Literal["none", "state", "gradient", "parameter"]
 Verdict = Literal["fits", "close", "does not fit"]
@@ -236,16 +236,23 @@ def predict_transformer(
 
 def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype: str) -> TransformerPrediction:
     """Predict a step of a plan; see `predict_transformer`."""
-    states = DTYPES[dtype][1]
-    time = step_time(plan, with_products(cluster, dtype), states=states, schedule=schedule)
-    return TransformerPrediction(
-        plan, cluster, schedule, dtype, time, worst_memory(plan, schedule, states, cluster.device.software)
-    )
+    return predict_priced(PricedStep(plan, achieved_by(cluster, dtype), DTYPES[dtype][1], schedule), cluster, dtype)
+
+
+def achieved_by(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
+    """Return a cluster with the speeds that it achieves with products of this type."""
+    return Efficiency().achieved(with_products(cluster, dtype))
 
 
 def with_products(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
     """Return the cluster with the type of a plan's products, where it is not that of all items."""
     return replace(cluster, dtype=dtype if dtype in ("float8", "tf32") else "float32")
+
+
+def predict_priced(priced: PricedStep, cluster: ClusterSpec, dtype: str) -> TransformerPrediction:
+    """Predict a step whose parts have a time on this cluster."""
+    memory = worst_memory(priced.plan, priced.schedule, DTYPES[dtype][1], cluster.device.software)
+    return TransformerPrediction(priced.plan, cluster, priced.schedule, dtype, priced.time(), memory)
 
 
 def worst_memory(

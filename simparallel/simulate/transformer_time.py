@@ -143,54 +143,79 @@ def step_time(
         ClusterError: the cluster has another number of ranks.
         InputError: no such schedule, or not for these numbers.
     """
-    if cluster.world_size != plan.world_size:
-        raise ClusterError(
-            f"step_time: the plan has {plan.tensor} x {plan.context} x {plan.pipeline} x {plan.data} = "
-            f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
-            f"{plan.world_size}."
+    return PricedStep(plan, efficiency.achieved(cluster), states, schedule).time()
+
+
+class PricedStep:
+    """A step of which all parts have a time, before they are put on the clock of a schedule.
+
+    Args:
+        plan, states, schedule: see `step_time`.
+        cluster: the hardware with the speeds that it achieves, see `Efficiency`.
+
+    Attributes:
+        least_ps: no less than this is the time of the step [ps]: the busiest stage without a bubble, and the update.
+    """
+
+    def __init__(self, plan: TrainingPlan, cluster: ClusterSpec, states: ModelStates, schedule: str) -> None:
+        if cluster.world_size != plan.world_size:
+            raise ClusterError(
+                f"step_time: the plan has {plan.tensor} x {plan.context} x {plan.pipeline} x {plan.data} = "
+                f"{plan.world_size} devices, the cluster {cluster.world_size} ranks; describe a cluster of "
+                f"{plan.world_size}."
+            )
+        p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
+        self.plan, self.cluster, self.schedule = plan, cluster, schedule
+        # A part of the model is priced as a stage of its own.
+        flat = replace(plan, pipeline=p * v, chunks=1) if p > 1 else plan
+        price = _Prices(flat, cluster, states)
+        is_split = schedule not in FORMULAS and any(
+            "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
         )
-    p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
-    achieved_cluster = efficiency.achieved(cluster)
-    # A part of the model is priced as a stage of its own.
-    flat = replace(plan, pipeline=p * v, chunks=1) if p > 1 else plan
-    price = _Prices(flat, achieved_cluster, states)
-    is_split = schedule not in FORMULAS and any(
-        "W" in cell for cells in looped_schedule(schedule, p, m, v).actions for cell in cells
-    )
-    priced: dict[int, tuple[PartTime, Passes]] = {}
-    for first, alike in flat.like_stages.items():
-        priced |= dict.fromkeys(alike, price.stage(first, is_split))
-    parts, passes = zip(*[priced[part] for part in range(flat.pipeline)], strict=True)
-    stages = [PartTime(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)]
-    own = max(stages, key=lambda each: each.sum_ps)
-    ideal_ps, message_ps = m * (own.sum_ps - own.messages_ps), own.messages_ps // v
-    alone_ps, device_ps = (clocked(plan, schedule, passes, ps) for ps in (0, message_ps))
-    price = _Prices(plan, achieved_cluster, states)
-    data_ps, optimizer_ps = max((price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum)
-    # The interpreter reads the loss at the end of a step, so that it begins the next one together with the device. It
-    # starts the optimizer, all micro-batches, and the sum of the loss over replicas.
-    begin = PassTime.of(optimizer_ps, 2 * price.issue_ps)
-    host_ps = max(0, clocked(plan, schedule, passes, message_ps, begin) - device_ps - optimizer_ps)
-    seconds = (device_ps + host_ps + data_ps + optimizer_ps) / PS_PER_S
-    peaks = plan.world_size * cluster.device.peak(plan.item_bytes)
-    mfu, hfu = (
-        float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
+        priced: dict[int, tuple[PartTime, Passes]] = {}
+        for first, alike in flat.like_stages.items():
+            priced |= dict.fromkeys(alike, price.stage(first, is_split))
+        parts, self.passes = zip(*[priced[part] for part in range(flat.pipeline)], strict=True)
+        stages = [PartTime(*map(sum, zip(*parts[stage::p], strict=True))) for stage in range(p)]
+        self.own = max(stages, key=lambda each: each.sum_ps)
+        price = _Prices(plan, cluster, states)
+        self.issue_ps = price.issue_ps
+        self.data_ps, self.optimizer_ps = max(
+            (price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum
+        )
+        busiest_ps = max(sum(work.device_ps for part in self.passes[stage::p] for work in part) for stage in range(p))
+        self.least_ps = m * busiest_ps + self.data_ps + self.optimizer_ps
+
+    def time(self) -> StepTime:
+        """Run the schedule."""
+        plan, own, passes, optimizer_ps = self.plan, self.own, self.passes, self.optimizer_ps
+        m, message_ps = plan.num_micro_batches, own.messages_ps // plan.chunks
+        alone_ps, device_ps = (clocked(plan, self.schedule, passes, ps) for ps in (0, message_ps))
+        # The interpreter reads the loss at the end of a step, so that it begins the next one together with the device.
+        # It starts the optimizer, all micro-batches, and the sum of the loss over replicas.
+        begin = PassTime.of(optimizer_ps, self.issue_ps)
+        host_ps = max(0, clocked(plan, self.schedule, passes, message_ps, begin) - device_ps - optimizer_ps)
+        seconds = (device_ps + host_ps + self.data_ps + optimizer_ps) / PS_PER_S
+        peaks = plan.world_size * self.cluster.device.peak(plan.item_bytes)
         # A fused kernel stores no scores, so that there is nothing to repeat selectively.
-        for recompute in ("none", "none" if plan.recompute == "selective" and plan.fused_attention else plan.recompute)
-    )
-    return StepTime(
-        m * own.compute_ps,
-        host_ps,
-        m * own.tensor_ps,
-        m * own.context_ps,
-        m * own.expert_ps,
-        device_ps - alone_ps,
-        alone_ps - ideal_ps,
-        m * own.data_ps + data_ps,
-        optimizer_ps,
-        mfu,
-        hfu,
-    )
+        again = "none" if plan.recompute == "selective" and plan.fused_attention else plan.recompute
+        mfu, hfu = (
+            float(plan.shape.flops(plan.global_batch, recompute) / (seconds * Fraction(peaks)))
+            for recompute in ("none", again)
+        )
+        return StepTime(
+            m * own.compute_ps,
+            host_ps,
+            m * own.tensor_ps,
+            m * own.context_ps,
+            m * own.expert_ps,
+            device_ps - alone_ps,
+            alone_ps - m * (own.sum_ps - own.messages_ps),
+            m * own.data_ps + self.data_ps,
+            optimizer_ps,
+            mfu,
+            hfu,
+        )
 
 
 class PartTime(NamedTuple):
@@ -248,8 +273,9 @@ class _Prices:
     def stage(self, stage: int, is_split: bool = False) -> tuple[PartTime, Passes]:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
-        # All gradients of a product, or of a norm, are one operation, which starts once.
-        joined_ps = picoseconds(device.launch_s) if runs_by_op(plan, device.software) and not is_split else 0
+        # All gradients of a product, or of a norm, are one operation, which starts once; if those of weights are apart,
+        # that of a bias starts with that of its weight. A bias has no flops.
+        launch_ps = picoseconds(device.launch_s) if runs_by_op(plan, device.software) else 0
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
         messages_ps = 0
@@ -273,11 +299,13 @@ class _Prices:
             return PassTime.of(rounds * round_ps + exchanges * exchange_ps, starts * self.issue_ps)
 
         tensor_ps = forward_ps = backward_ps = rounds = exchanges = 0
-        messages = (stage > 0) + (stage < plan.pipeline - 1)
-        forward, inputs, weights = *[PassTime.of(0, messages * self.issue_ps)] * 2, PassTime()
+        # Messages from and to the stage before and the next one.
+        before, after = (PassTime.of(0, there * self.issue_ps) for there in (stage > 0, stage < plan.pipeline - 1))
+        forward, inputs, weights = before, before, PassTime()
         for count, work in stage_work(plan, stage, self.states.gradient, device.software):
             first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
-            later_ps = later.device_ps - joined_ps * len(work.weights)
+            starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
+            later_ps = later.device_ps - launch_ps * (len(work.weights) - starts)
             hidden_ps = work.hidden * reduce_ps
             if plan.overlap_tensor:
                 hidden_ps = max(0, hidden_ps - later_ps)
@@ -287,11 +315,8 @@ class _Prices:
             tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
             rounds += count * work.rounds
             exchanges += count * work.exchanges
-            # A bias has no flops; its gradient starts with that of its weight, and all of an op together if they are
-            # not apart.
-            typed = [kernel.with_operands(self.cluster.dtype) for kernel in work.weights]
-            starts = sum(is_split * (kernel.flops > 0) + len(kernel.casts) for kernel in typed)
-            later, sums = PassTime.of(later_ps, starts * self.issue_ps), reduces(len(work.sums), sums_ps)
+            casts = sum(len(kernel.with_operands(self.cluster.dtype).casts) for kernel in work.weights)
+            later, sums = PassTime.of(later_ps, (starts + casts) * self.issue_ps), reduces(len(work.sums), sums_ps)
             # Sums are those of the loss, or of gradients.
             first, later = (first.then(sums), later) if work.forward else (first, later.then(sums))
             # The forward pass of a block has two all-reduces, one round of keys and values, and two exchanges.
@@ -304,7 +329,8 @@ class _Prices:
             inputs = (then if is_split else later.then(then)).repeated(count).then(inputs)
             weights = later.repeated(count).then(weights) if is_split else weights
         before_ps, after_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else (0, 0)
-        forward, inputs = PassTime.of(before_ps).then(forward), inputs.then(PassTime.of(after_ps))
+        forward = PassTime.of(before_ps).then(forward).then(after)
+        inputs = after.then(inputs).then(PassTime.of(after_ps))
         times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, before_ps + after_ps
         return PartTime(forward_ps + backward_ps, *times, backward_ps), (forward, inputs, weights)
 

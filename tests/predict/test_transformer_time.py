@@ -16,8 +16,8 @@ from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PRESETS, describe
 from simparallel.simulate.pipeline_time import PassTime, clocked
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
-from simparallel.simulate.transformer_memory import MEGATRON_ADAM, looped_schedule
-from simparallel.simulate.transformer_time import Efficiency, step_time
+from simparallel.simulate.transformer_memory import MEGATRON_ADAM, MIXED_ADAM, looped_schedule
+from simparallel.simulate.transformer_time import Efficiency, PricedStep, step_time
 
 SHAPE = GPTShape(num_layers=12, width=768, num_heads=12, length=512, vocabulary=5000)
 
@@ -170,6 +170,14 @@ def test_clock_of_devices_is_that_of_the_schedule(data, name, ranks, rounds):
     hosted = clocked(plan, name, passes, 2 * message, PassTime.of(3, 2))
     busy = (sum(work.host_ps for part in passes[rank::ranks] for work in part) for rank in range(ranks))
     assert hosted >= max(alone + 3, 2 + rounds * ranks * max(busy))
+
+
+@given(plans(), st.booleans())
+def test_no_step_is_faster_than_its_busiest_stage(plan, hosted):
+    cluster = cluster_of(plan)
+    device = replace(cluster.device, op_start_s=1e-5 * hosted)
+    priced = PricedStep(plan, Efficiency().achieved(replace(cluster, device=device)), MIXED_ADAM, "1f1b")
+    assert priced.least_ps <= priced.time().step_ps
 
 
 def test_recomputation_adds_a_forward_pass():

@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
 from simparallel.errors import InputError
 from simparallel.search.problem import Pairs, Problem, Solution
-from simparallel.search.refusal import nothing_fits
 
 _CHUNK = 1 << 16  # combinations priced at once: their arrays stay in the cache
 
 
-def enumerate_all(
-    problem: Problem, *, memory_limit_bytes: int | None = None, max_combinations: int = 10_000_000
-) -> Solution:
+def enumerate_all(problem: Problem, *, memory_limit_bytes: float = inf, max_combinations: int = 10_000_000) -> Solution:
     """Return the cheapest of all combinations; among equals, the first in lexicographic order.
 
     Args:
         problem: what to choose.
-        memory_limit_bytes: no choice may hold more; None for no limit.
+        memory_limit_bytes: no choice may hold more; there is a choice that holds less.
         max_combinations: how many to price at most.
 
     Raises:
         InputError: there are more combinations. Facts: `combinations`, `limit`.
-        SearchError: no choice fits. Facts: `least_bytes`, `limit_bytes`.
 
     Cost: about 10 ns for each combination and each node and edge.
     """
-    best: tuple[int, int] | None = None
-    least_bytes = None
+    found = []
     for first, costs, memory in totals(problem, max_combinations):
-        if memory_limit_bytes is not None:
-            fewest = int(memory.min())
-            least_bytes = fewest if least_bytes is None else min(fewest, least_bytes)
-            costs = np.where(memory <= memory_limit_bytes, costs, np.iinfo(np.int64).max)
-            if fewest > memory_limit_bytes:
-                continue
+        costs = np.where(memory <= memory_limit_bytes, costs, np.iinfo(np.int64).max)
         place = int(costs.argmin())
-        if best is None or costs[place] < best[0]:
-            best = int(costs[place]), first + place
-    if best is None:
-        assert least_bytes is not None
-        assert memory_limit_bytes is not None
-        raise nothing_fits("enumerate_all", least_bytes, memory_limit_bytes)
+        found.append((int(costs[place]), first + place))
+    best, number = min(found)
     sizes = [len(costs) for costs in problem.nodes]
-    choice = map(int, np.unravel_index(best[1], sizes)) if sizes else ()
-    return Solution.of(problem, choice, best[0], "exhaustive")
+    choice = map(int, np.unravel_index(number, sizes)) if sizes else ()
+    return Solution.of(problem, choice, best, "exhaustive")
 
 
 def totals(problem: Problem, max_combinations: int = 10_000_000) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

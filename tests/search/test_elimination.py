@@ -1,4 +1,4 @@
-"""Elimination beside brute force: exact where tables fit, bounds where they do not, limits of memory."""
+"""Elimination beside brute force: exact where tables fit, bounds where they do not."""
 
 from __future__ import annotations
 
@@ -9,39 +9,17 @@ import pytest
 from exhaustive import enumerate_all
 from hypothesis import assume, given, strategies as st
 from problems import chain, filled, gap, problems, seeded, skips
-from refusals import refused
 
-from simparallel.errors import SearchError
 from simparallel.search import dominance, tables
 from simparallel.search.elimination import eliminate
 from simparallel.search.problem import Problem
 
 
-def limits(problem):
-    """Return limits of memory: just too small, just enough, in between, and enough for the optimum without one."""
-    least, free = enumerate_all(problem.memory_problem).cost, enumerate_all(problem).memory_bytes
-    return least - 1, least, (least + free) // 2, free
-
-
-def outcome(solve, problem, limit, **options):
-    """Return the solution, or the facts of its error; either is about this choice."""
-    try:
-        found = solve(problem, memory_limit_bytes=limit, **options)
-    except SearchError as error:
-        return None, error.facts
-    assert problem.cost(found.choice) == found.cost
-    assert problem.memory_bytes(found.choice) == found.memory_bytes
-    assert limit is None or found.memory_bytes <= limit
-    return found, None
-
-
-def check(problem, limit=None):
-    """Compare with brute force: the cost, the bound, or the error."""
-    best, refused_by = outcome(enumerate_all, problem, limit)
-    found, facts = outcome(eliminate, problem, limit)
-    assert facts == refused_by
-    if found:
-        assert (found.cost, found.bound, found.is_exact) == (best.cost, best.cost, True)
+def check(problem):
+    """Compare with brute force: the cost, and the bound."""
+    best, found = enumerate_all(problem), eliminate(problem)
+    assert (problem.cost(found.choice), problem.memory_bytes(found.choice)) == (found.cost, found.memory_bytes)
+    assert (found.cost, found.bound, found.is_exact) == (best.cost, best.cost, True)
 
 
 @given(problems())
@@ -49,27 +27,15 @@ def test_optimum_is_that_of_brute_force(problem):
     check(problem)
 
 
-@given(problems(), st.integers(0, 3))
-def test_optimum_within_a_limit_is_that_of_brute_force(problem, which):
-    check(problem, limits(problem)[which])
-
-
 def test_many_seeded_graphs():
     for seed in range(500):
-        problem = seeded(seed)
-        check(problem)
-        check(problem, limits(problem)[seed % 4])
+        check(seeded(seed))
 
 
-@given(problems(max_nodes=5), st.integers(0, 40), st.booleans())
-def test_small_tables_keep_the_optimum_between(problem, max_entries, is_limited):
-    limit = limits(problem)[2] if is_limited else None
-    best = enumerate_all(problem, memory_limit_bytes=limit).cost
-    found, facts = outcome(eliminate, problem, limit, max_entries=max_entries)
-    if found:
-        assert found.bound <= best <= found.cost
-    else:  # it may miss all choices that fit
-        assert facts["least_bytes"] > limit
+@given(problems(max_nodes=5), st.integers(0, 40))
+def test_small_tables_keep_the_optimum_between(problem, max_entries):
+    found = eliminate(problem, max_entries=max_entries)
+    assert found.bound <= enumerate_all(problem).cost <= found.cost == problem.cost(found.choice)
 
 
 def test_small_tables_leave_a_gap_somewhere():
@@ -95,11 +61,9 @@ def test_order_and_names_do_not_matter(problem, random):
     back = np.argsort(np.array(place, int))
     rows = [tuple(of[v][turns[v]] for v in back) for of in (problem.nodes, problem.memory)]
     other = Problem(rows[0], moved(problem.edges), rows[1], moved(problem.edge_memory))
-    limit = limits(problem)[2]
-    for cap in (None, limit):
-        ours, theirs = (eliminate(one, memory_limit_bytes=cap) for one in (problem, other))
-        assert ours.cost == theirs.cost
-        assert problem.cost([int(turns[v][theirs.choice[place[v]]]) for v in range(count)]) == ours.cost
+    ours, theirs = eliminate(problem), eliminate(other)
+    assert ours.cost == theirs.cost
+    assert problem.cost([int(turns[v][theirs.choice[place[v]]]) for v in range(count)]) == ours.cost
 
 
 @given(problems(), st.integers(1, 5))
@@ -135,35 +99,10 @@ def test_dead_ends_go_and_equals_stay_once(monkeypatch):
     assert dominance.undominated([dominance.Criterion(nodes, edges), memory], [0, 1])[0].tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize("limited", [False, True])
-def test_long_chain_with_skips_is_exact(limited):
-    """Too large for brute force: the bound is the proof; a limit between the ends makes the memory count."""
-    rng = np.random.default_rng(1)
-    problem = filled(rng, [8] * 120, skips(120), 10**9)
-    free, least = eliminate(problem), eliminate(problem.memory_problem).cost
-    limit = (free.memory_bytes + least) // 2 if limited else None
-    found = eliminate(problem, memory_limit_bytes=limit)
-    assert found.is_exact
-    assert found.method == ("elimination with Pareto lists" if limited else "elimination")
-    assert limit is None or (found.memory_bytes <= limit and found.cost > free.cost)
-
-
-def test_short_lists_leave_the_gap_of_the_multiplier():
-    """The red control of the lists: without them the price of memory alone leaves a gap, and says so."""
-    problem = filled(np.random.default_rng(1), [8] * 120, skips(120), 10**9)
-    limit = (eliminate(problem).memory_bytes + eliminate(problem.memory_problem).cost) // 2
-    best = eliminate(problem, memory_limit_bytes=limit)
-    found = eliminate(problem, memory_limit_bytes=limit, max_entries=80)
-    assert found.method == "elimination with a Lagrange multiplier"
-    assert found.bound < best.cost <= found.cost
-    assert 0 < gap(found) < 0.01
-    assert found.memory_bytes <= limit
-
-
-@given(problems(), st.data())
-def test_memory_of_edges_alone_counts(problem, data):
-    held = Problem(problem.nodes, problem.edges, None, problem.edge_memory)
-    check(held, data.draw(st.sampled_from(limits(held))))
+def test_long_chain_with_skips_is_exact():
+    """Too large for brute force: the bound is the proof."""
+    found = eliminate(filled(np.random.default_rng(1), [8] * 120, skips(120), 10**9))
+    assert (found.is_exact, found.method) == (True, "elimination")
 
 
 def test_chain_is_that_of_dynamic_programming():
@@ -183,18 +122,7 @@ def test_shared_node_joins_many():
 
 
 def test_progress_ends_at_one():
-    for limit in (None, 20):
-        seen = []
-        eliminate(
-            filled(np.random.default_rng(4), [5] * 9, skips(9), 9), memory_limit_bytes=limit, progress=seen.append
-        )
-        assert seen == sorted(seen)
-        assert 0 < seen[0] <= seen[-1] == 1.0
-
-
-def test_limit_that_nothing_meets_is_refused():
-    problem = Problem((np.array([1, 2]),), {}, (np.array([70, 50]),))
-    for solve in (eliminate, enumerate_all):
-        with refused(SearchError, least_bytes=50, limit_bytes=49):
-            solve(problem, memory_limit_bytes=49)
-        assert solve(problem, memory_limit_bytes=50).choice == (1,)
+    seen = []
+    eliminate(filled(np.random.default_rng(4), [5] * 9, skips(9), 9), progress=seen.append)
+    assert seen == sorted(seen)
+    assert 0 < seen[0] <= seen[-1] == 1.0

@@ -8,8 +8,7 @@ from hypothesis import given, strategies as st
 from problems import filled, gap, problems, seeded, skips
 
 from simparallel.search.elimination import eliminate
-from simparallel.search.multiplier import priced
-from simparallel.search.pareto import pareto
+from simparallel.search.pareto import pareto, priced
 
 
 def brute_front(problem):

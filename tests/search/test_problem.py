@@ -42,7 +42,7 @@ def test_sums_of_a_choice():
 @pytest.mark.parametrize("solve", [enumerate_all, eliminate])
 def test_empty_and_single_problems(solve):
     assert solve(Problem((), {})) == Solution((), 0, 0, 0, solve(Problem((), {})).method)
-    assert solve(Problem((B,), {}), memory_limit_bytes=0).choice == (0,)
+    assert solve(Problem((B,), {})).choice == (0,)
     one = Problem((A[:1], B[:1]), {(0, 1): TABLE[:1, :1]})
     assert solve(one).cost == 1 + 3 + 0
 

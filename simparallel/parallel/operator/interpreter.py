@@ -328,8 +328,8 @@ class Runner(Reversible):
         source = x.placement
         if source is target:
             return x
-        # Cut a plain parameter once and for all, instead of in every step.
-        if source is None and x.is_leaf and x.requires_grad:
+        # Cut a plain parameter once and for all, instead of in every step. A leaf of a recomputed part may be none.
+        if source is None and x.is_leaf and x.requires_grad and not grad_mode.recomputing:
             return shard_parameter(x, target)
         # A plain tensor that is not a leaf is whole on every rank.
         move = self._compiled_moves.get((i, source))

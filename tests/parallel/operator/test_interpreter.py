@@ -131,3 +131,18 @@ def test_a_parameter_of_an_unfinished_sum_is_refused():
         return sp.nn.Parameter(y.redistribute(layout("None", "None"))).full_tensor().numpy().tolist()
 
     assert sp.launch(run, world_size=2, transport="inline") == [[[4.0, 4.0]] * 2] * 2
+
+
+def test_recomputed_part_leaves_its_plain_input(inline) -> None:
+    """Its input is a leaf of the second run, but no parameter: it is neither cut nor copied."""
+
+    def program() -> Any:
+        linear = sp.nn.Linear(3, 4, dtype=np.float64)
+        sp.parallel.distribute_module(linear, sp.Layout((2,), ("tp",)), {"weight": ("tp", "None")})
+        x = sp.Tensor(np.ones((2, 3)), requires_grad=True) * 2
+        data = x.data
+        with implicit_replication():
+            sp.nn.checkpoint(linear, x).sum().backward()
+        return x.placement, x.data is data
+
+    assert inline.run(2, program) == [(None, True)] * 2
