@@ -38,8 +38,8 @@ from simparallel.parallel.pipeline.stage_forward import ForwardCache, Switch
 from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced, within
 from simparallel.parallel.pipeline.step import PipelineStep, tensors
 
-# Names of axes.
-PIPELINE, DATA = "pp", "dp"
+# Names of axes: along the pipeline, and of data parallelism, also without `fully_shard`.
+PIPELINE, DATA = "pp", ("dp", "replicate", "shard")
 PIPEDREAM, PIPEDREAM_2BW = "pipedream", "pipedream_2bw"
 
 
@@ -61,12 +61,12 @@ class Pipeline:
         balance: for each stage its number of parts, in place of `stages`. Parts are the children of the model, and the
             entries of containers such as Sequential and ModuleList.
         chunks: stages of a rank, for looped schedules.
-        mesh: all ranks, with the axis "pp" along the pipeline. "dp" is an axis of data parallelism: of pipelines that
-            each get their own part of the batch, as in `DistributedDataParallel`; so are the axes along which
-            `fully_shard` was called for children that are stages, or parts of one. The ranks along all other axes run
-            a stage together: cut its parameters over `mesh.part(axes, rank)` with Layouts beforehand, as by
-            `distribute_module`. Tensors without a Layout count as replicated; values that are cut go to other stages in
-            slices. None for one pipeline of all ranks.
+        mesh: all ranks, with the axis "pp" along the pipeline. "dp", "replicate" and "shard" are axes of data
+            parallelism, unless a Layout cuts a parameter along them: of pipelines that each get their own part of the
+            batch, as in `DistributedDataParallel`; so are the axes along which `fully_shard` was called for children
+            that are stages, or parts of one. The ranks along all other axes run a stage together: cut its parameters
+            over `mesh.part(axes, rank)` with Layouts beforehand, as by `distribute_module`. Tensors without a Layout
+            count as replicated; values that are cut go to other stages in slices. None for one pipeline of all ranks.
         example: inputs and labels of a micro-batch, with which the model is run once without data, to find the order
             of the calls, their times on the described device, and shared parameters.
         memory_limit: of a rank, in bytes or as "8GB"; needs `example`. The stages of a rank share it evenly, and each
@@ -131,7 +131,10 @@ class Pipeline:
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
         self._along = self._found_groups()
         # Axes along which pipelines have different parts of the batch.
-        self._data = [axis for axis in mesh.axis_names if axis == DATA or any(axis in axes for _, axes in self._along)]
+        grouped = {axis for _, axes in self._along for axis in axes}
+        layouts = [p.placement.layout for p in model.parameters() if p.placement is not None]
+        cut = {axis for layout in layouts for cutting in layout.axes_by_dim for axis in cutting}
+        self._data = [axis for axis in mesh.axis_names if axis in grouped or (axis in DATA and axis not in cut)]
         of_data = mesh.group(self._data, communicator.rank)
         self._rank, self.replica, self.replicas = place[PIPELINE], of_data.index(communicator.rank), len(of_data)
         # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
