@@ -31,7 +31,7 @@ from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
 from simparallel.parallel.ddp.summed import Along, summed
 from simparallel.parallel.operator.op_call import mode
-from simparallel.parallel.pipeline.action import read_cell
+from simparallel.parallel.pipeline.action import BACKWARD, WEIGHT_GRADIENT, read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
 from simparallel.parallel.pipeline.stage_forward import ForwardCache, Switch
@@ -148,6 +148,13 @@ class Pipeline:
             stages = self._found_stages(example, balance, memory_limit)
         self.stages = checked(model, stages, self._length)
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
+        # Stage -> the micro-batch whose gradients of weights are the last.
+        self._last_backward = {
+            action.stage: action.microbatch
+            for cell in self._cells
+            for action in cell
+            if action.kind in (BACKWARD, WEIGHT_GRADIENT)
+        }
         self._switch = Switch(calls(model, self.stages))
         # Modes of the model's modules -> results of the passes in these modes.
         self._known: dict[tuple[bool, ...], ForwardCache] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -26,6 +27,7 @@ from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIE
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
 from simparallel.parallel.pipeline.stage_forward import ForwardCache, StageForward, StageValue
+from simparallel.parallel.sharded.order import order
 
 if TYPE_CHECKING:
     from simparallel.parallel.pipeline.pipeline import Pipeline
@@ -92,7 +94,7 @@ class PipelineStep:
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed(), self._pipeline.running():
+        with self._pipeline._switch.installed(), self._pipeline.running(), self._set_aside():
             for cell in self._pipeline._cells:
                 for action in cell:
                     try:
@@ -123,6 +125,19 @@ class PipelineStep:
                 note += f"{self._call // PIPELINES} of pipeline {self._call % PIPELINES}"
             note += "."
         return note
+
+    @contextmanager
+    def _set_aside(self) -> Iterator[None]:
+        """Set `.grad` of parameters that other ranks have, too, to None inside the block: it has been summed before."""
+        before = [(p, p.grad) for _, parameters in self._pipeline._shared for p in parameters]
+        try:
+            for p, _ in before:
+                p.grad = None
+            yield
+            assert all(p.grad is None for p, _ in before)
+        finally:
+            for p, gradient in before:
+                p.grad = gradient
 
     def _sum_shared(self) -> None:
         """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
@@ -167,7 +182,10 @@ class PipelineStep:
 
     def _forward(self, action: Action) -> None:
         stage, m = action.stage, action.microbatch
-        loss, forward = self.run_stage(stage, m)
+        # Gradients "P" of groups are reduced in the last backward.
+        waits = self._optimizer is None and m != self._pipeline._last_backward[stage]
+        with order().no_sync() if waits else nullcontext():
+            loss, forward = self.run_stage(stage, m)
         if forward.is_first:
             self._check(loss, forward)
         is_last = stage % self._length == self._length - 1

@@ -74,7 +74,7 @@ def fully_shard(
         axis: name of the axis of slices. A pair such as ("replicate", "shard") is hybrid sharding: slices along the
             second axis, and equal ones along the first.
         parameter, gradient, state: the letters. With gradient "S" each micro-batch is reduced; with "P" those inside
-            of `no_sync()` wait for the first one after it.
+            of `no_sync()` wait for the first one after it, and those of a `Pipeline` for the last one of a step.
         reshard_after_forward: free the whole parameters after forward, and gather them again in backward. None does so
             for all modules but the outermost one, whose backward begins at once. For parameter "S" only.
         mp_policy: dtypes to compute and to reduce in: slices keep their dtype, and are gathered in `param_dtype`, in
@@ -266,14 +266,8 @@ class FullySharded(Module):
         Gradients "P" wait in `.grad`, whole on each rank, and are reduced with those of the first backward after the
         block. Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
         """
-        groups = [(group, group.syncs) for group in self._groups()]
-        for group, _ in groups:
-            group.syncs = group.syncs and group.letters.gradient == "S"
-        try:
+        with order().no_sync(self._groups()):
             yield
-        finally:
-            for group, before in groups:
-                group.syncs = before
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Reduce the gradients of coming forward passes, or keep them whole on each rank whatever the letters say.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from simparallel.autograd import Backward, Tensor, running_backward
@@ -71,6 +71,11 @@ class UseOrder:
         finally:
             for group, value in before:
                 group.syncs = value
+
+    def no_sync(self, groups: Iterable[ShardedGroup] | None = None) -> AbstractContextManager[None]:
+        """Let gradients "P" of these groups, or of all, wait for a later backward, for forwards inside the block."""
+        chosen = self._groups if groups is None else groups
+        return self.syncing({group: group.syncs and group.letters.gradient == "S" for group in chosen})
 
     def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:
         """Note that a group is used, and gather the next one. Collective: yes.
