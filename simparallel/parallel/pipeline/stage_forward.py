@@ -305,8 +305,9 @@ class StageForward(AbstractInterpreter):
                 if summed().along(leaf) is not None:
                     raise InputError(
                         f"Pipeline: code of the model uses {leaf.name} between its children, and a group of "
-                        "fully_shard has it, which gathers it for its child alone. Leave it out of groups: then the "
-                        "Pipeline sums its gradient, as for tied weights."
+                        "fully_shard has it, which gathers it for its child alone. Read it in that child, which may "
+                        "have a name in each stage that calls it; or leave it out of groups: then the Pipeline sums "
+                        "its gradient, as for tied weights."
                     )
                 self.used.setdefault(id(leaf), set()).add(target)
         if source in (EVERYWHERE, target):

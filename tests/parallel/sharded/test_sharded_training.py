@@ -439,6 +439,57 @@ def test_partial_gradients_of_a_pipeline_wait(schedule):
                 np.testing.assert_allclose(value, whole[name], rtol=1e-12, atol=1e-15, err_msg=name)
 
 
+class _Table(sp.nn.Embedding):
+    """A table that looks rows up for integers, and returns scores of its rows for vectors."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) if x.dtype.kind == "i" else sp.functions.linear(x, self.weight)
+
+
+class _Tied(sp.nn.Module):
+    """A network whose first and last child are one, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.body = _Table(13, 5, dtype=np.float64), sp.nn.Linear(5, 5, dtype=np.float64)
+        self.norm, self.head = sp.nn.LayerNorm(5, dtype=np.float64), self.tokens
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.norm(self.body(self.tokens(x))))
+
+
+def _train_tied(letters: str, schedule: str) -> tuple[list[float], Any]:
+    sp.manual_seed(3)
+    model, mesh = _Tied(), sp.Mesh((2, 2) if letters else (1, 1), ("pp", "shard"))
+    if letters:
+        for part in (model.tokens, model.body):
+            sp.parallel.fully_shard(part, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+    stages = [["tokens", "body"], ["norm", "head"]]
+    pipeline: Any = sp.parallel.Pipeline(
+        model, sp.functions.cross_entropy, 4, schedule, [sum(stages, [])[:3]] if not letters else stages, mesh=mesh
+    )
+    step, (x, y) = sp.optim.Adam(pipeline.parameters(), lr=0.01), np.random.default_rng(5).integers(0, 13, (2, 16))
+    part = slice(*(16 * n // pipeline.replicas for n in (pipeline.replica, pipeline.replica + 1)))
+    found = []
+    for _ in range(3):
+        step.zero_grad()
+        # Gradients of several steps add up.
+        found += [pipeline.step(x[part], y[part]).item() for _ in range(2)]
+        found.append(pipeline.clip_grad_norm_(0.5))
+        step.step()
+    return found, {name: p.full_tensor().numpy() for name, p in pipeline.named_parameters()}
+
+
+@pytest.mark.parametrize(("letters", "schedule"), [("SSS", "1f1b"), ("RPS", "zb_h1"), ("SSS", "chimera")])
+def test_tied_table_may_be_stored_in_slices(letters, schedule):
+    """A child with a name in each of two stages gathers its group in both; the pipeline sums slices of its gradient."""
+    expected, weights = sp.launch(_train_tied, ("", "gpipe"), world_size=1, transport="inline")[0]
+    for found, own in sp.launch(_train_tied, (letters, schedule), world_size=4, transport="inline"):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+        for name, value in own.items():
+            np.testing.assert_allclose(value, weights[name], rtol=1e-8, atol=1e-12, err_msg=name)
+
+
 # --- whole parameters on one rank each ----------------------------------------------------------------
 
 
