@@ -25,11 +25,11 @@ from simparallel.errors import InputError, ScheduleError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.nn.hooks import summed_along
 from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
-from simparallel.parallel.ddp.summed import Along, summed
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.pipeline.action import BACKWARD, WEIGHT_GRADIENT, read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
@@ -185,9 +185,9 @@ class Pipeline:
         self._group: Group | None = None
         self.losses: list[Tensor] = []
 
-    def _found_groups(self) -> set[Along]:
+    def _found_groups(self) -> set[tuple[Mesh, tuple[str, ...]]]:
         """Return where groups of `fully_shard` sum gradients. Raise InputError for axes that the mesh cannot have."""
-        found = {along for p in self.model.parameters() if (along := summed().along(p)) is not None}
+        found = {along for p in self.model.parameters() if (along := summed_along(p)) is not None}
         rank = self._communicator.rank
         for mesh, axes in found:
             is_known = PIPELINE not in axes and set(axes) <= set(self.mesh.axis_names)
@@ -221,8 +221,8 @@ class Pipeline:
         length = self.schedule.ranks
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
-            own, along = self._owners[id(parameter)], summed().along(parameter)
-            others = () if along is None else along.axes
+            own, along = self._owners[id(parameter)], summed_along(parameter)
+            others = () if along is None else along[1]
             # The pipelines among which nobody else sums, one after the other.
             for column in self.mesh.groups([*(axis for axis in self._data if axis not in others), PIPELINE]):
                 ranks = tuple(rank for i, rank in enumerate(column) if i % length in own)

@@ -21,7 +21,7 @@ from simparallel.errors import InputError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.amp import check_unchanged
-from simparallel.nn.hooks import is_reduced
+from simparallel.nn.hooks import is_reduced, summed_along
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
@@ -120,7 +120,7 @@ def fully_shard(
     name, axes = module._path or type(module).__name__, Axes(mesh, axis, letters.shards_state, list(places))
     group = ShardedGroup(name, places, axes, letters, mp_policy)
     group.reshards = False if letters.keeps_whole or axes.shard is None else reshard_after_forward
-    order().add(group)
+    order().groups.add(group)
     own = type(module)
     module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__, "__doc__": own.__doc__})
     module.__dict__["_sharded"], module.__dict__["_sharded_buffers"] = group, None
@@ -136,7 +136,7 @@ def _places(module: Module) -> dict[Parameter, list[Place]]:
     for name, part in module.named_modules():
         inside = name and _is_in_group(module, name)
         for own, p in part._parameters.items():
-            is_owned = p is not None and p.interpreter is not None and p.interpreter.reduces
+            is_owned = p is not None and summed_along(p) is not None
             if p is None or (inside and is_owned):
                 continue
             if is_owned:

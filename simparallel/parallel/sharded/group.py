@@ -32,7 +32,7 @@ from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows, flat_rows
-from simparallel.parallel.sharded.stored import STORED, WHOLE
+from simparallel.parallel.sharded.stored import StoredInterpreter, WholeInterpreter, interpreter
 
 # The parameters of a module, and the name of one; not the module, which refers to its group.
 Place = tuple[dict[str, Any], str]
@@ -143,7 +143,8 @@ class ShardedGroup:
                 value = value[first:last]
             own_slice[...] = value
             p._data = own_slice
-            p.placement, p.interpreter = stored, WHOLE if stored is None else STORED
+            kind = WholeInterpreter if stored is None else StoredInterpreter
+            p.placement, p.interpreter = stored, interpreter(kind, (self.axes.mesh, self.axes.names))
         self._gathered_at = None
 
     def _follow_values(self) -> None:

@@ -15,9 +15,8 @@ from simparallel.comm import Work, current
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.optim.optimizer import optimizers_of
-from simparallel.parallel.ddp.summed import Along, summed
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
-from simparallel.parallel.operator.interpreter import sharder
+from simparallel.parallel.operator.interpreter import group_along, sharder
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.group import ShardedGroup
 
@@ -40,6 +39,7 @@ class UseOrder:
 
     Attributes:
         depth: number of groups whose forward runs, one inside the other.
+        groups: all of this rank.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,11 @@ class UseOrder:
         self._last: tuple[str, weakref.ref[ShardedGroup]] | None = None
         self._reductions: list[_Reduction] = []
         self._finishing: Backward | None = None
-        self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
-
-    def add(self, group: ShardedGroup) -> None:
-        """Note a new group."""
-        self._groups.add(group)
-        summed().add(group.parameters, Along(group.axes.mesh, group.axes.names))
+        self.groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def syncs(self) -> dict[ShardedGroup, bool]:
         """Return which groups reduce the gradients of forward passes that begin now."""
-        return {group: group.syncs for group in self._groups}
+        return {group: group.syncs for group in self.groups}
 
     @staticmethod
     @contextmanager
@@ -74,7 +69,7 @@ class UseOrder:
 
     def no_sync(self, groups: Iterable[ShardedGroup] | None = None) -> AbstractContextManager[None]:
         """Let gradients "P" of these groups, or of all, wait for a later backward, for forwards inside the block."""
-        chosen = self._groups if groups is None else groups
+        chosen = self.groups if groups is None else groups
         return self.syncing({group: group.syncs and group.letters.gradient == "S" for group in chosen})
 
     def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:
@@ -153,7 +148,8 @@ class UseOrder:
         if recorder is not None:
             recorder.memory.hold(own, GRADIENTS)
         for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
-            among = group.axes.among(group.computed[i], unfinished.get(i, ()))
+            computed = group.computed[i]
+            among = None if computed is None else group_along(computed.layout.mesh, unfinished.get(i, ()))
             if among is None:
                 backward.deliver(group.parameters[i], gradient)
             else:
