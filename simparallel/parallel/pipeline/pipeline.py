@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -319,20 +319,9 @@ class Pipeline:
 
         Collective: yes, over all ranks. As a barrier between steps, it brings back the bubble of "zero bubble".
         """
-        return clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite, over=self._over_ranks)
-
-    def _over_ranks(self, values: list[float], gradients: list[Tensor], op: str = "sum") -> list[float]:
-        """Reduce values of this rank's gradients over all ranks, to a single one; see `over_slices`."""
-        with_gradient = [p for p in self.parameters() if p.grad is not None]
-        xp, own = get_namespace(*values), 0.0
-        if op == "sum":
-            for value, parameter in zip(values, with_gradient, strict=True):
-                slices = 1 if parameter.placement is None else prod(parameter.placement.layout.cuts)
-                holders = len(self._owners[id(parameter)]) * self.replicas * len(self._stage_ranks)
-                own += value * slices / holders
-        elif values:
-            own = xp.max(xp.asarray(values))
-        return [self._communicator.all_reduce(xp.asarray(own, np.float64), op).item()]
+        parameters, others = self.parameters(), self.replicas * len(self._stage_ranks)
+        holders = [len(self._owners[id(p)]) * others for p in parameters if p.grad is not None]
+        return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, holders=holders)
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank, such as for `GradScaler(reduce_overflow=pipeline.any_rank)`."""
