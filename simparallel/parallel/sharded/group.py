@@ -187,7 +187,7 @@ class ShardedGroup:
         """Start to gather the parameters for their next use. Collective: yes."""
         if self._ahead is None and self.axes.shard is not None and not self.letters.keeps_whole:
             self._follow_values()
-            self._ahead = self._start(self.slices)
+            self._ahead = self._start(self.slices, GATHERED)
 
     def forget_ahead(self) -> None:
         """Drop parameters that were gathered ahead."""
@@ -223,7 +223,8 @@ class ShardedGroup:
         self.forget_ahead()
         return self._finish(self._start(stored))
 
-    def _start(self, stored: Sequence[Array]) -> Gathering:
+    def _start(self, stored: Sequence[Array], category: str = BUFFERS) -> Gathering:
+        """Start to gather these slices; what arrives counts as whole parameters if nobody waits for it yet."""
         begun, wire = next(grad_mode.numbers), self.flat
         is_flat = not self._holds_slices and all(a is b for a, b in zip(stored, self.slices, strict=True))
         if not is_flat or self.casts:
@@ -233,7 +234,7 @@ class ShardedGroup:
                 own[...] = value
         if self.axes.shard is None:
             return Gathering(stored, begun, wire, None)
-        by_rank = self._new_array(self.rows.size * self.axes.size, BUFFERS)
+        by_rank = self._new_array(self.rows.size * self.axes.size, category)
         with current().for_purpose(f"parameters of {self.name}"):
             work = collectives.all_gather(wire, 0, self.axes.shard, async_op=True, out=by_rank)
         return Gathering(stored, begun, by_rank, work)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sharded_programs import gpt, mlp, shard, train
+from sharded_programs import LETTERS, OPTIMIZERS, gpt, mlp, shard, train
 
 import simparallel as sp
 from simparallel.clock.recorder import current_recorder
@@ -46,25 +46,29 @@ def _blocks(model: Any) -> list[Any]:
     return list(model.blocks) if hasattr(model, "blocks") else [x for x in model if isinstance(x, sp.nn.Linear)][:-1]
 
 
-WIDTH, BLOCKS = 64, 6
+WIDTH, BLOCKS = 60, 6
 
 
-def _peak(letters: str, trains: bool = True) -> dict[str, int]:
+def _peak(
+    letters: str, trains: bool = True, reshards: bool | None = None, micro_batches: int = 1, optimizer: str = "adam"
+) -> dict[str, int]:
     """Return the bytes of states at the peak of a step: blocks of one matrix each, and next to no activations."""
     model = sp.nn.Sequential(*(sp.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
     if letters == "DDP":
         run: Any = sp.parallel.DistributedDataParallel(model)
     else:
-        run = shard(model, letters)
-    step = sp.optim.Adam(model.parameters())
+        run = shard(model, letters, reshard_after_forward=reshards)
+    step = OPTIMIZERS[optimizer](model.parameters())
     memory = current_recorder().memory
     for _ in range(3):
         step.zero_grad()
         memory.peak = 0
-        with nullcontext() if trains else sp.no_grad():
-            loss = run(np.ones((1, WIDTH), np.float32)).sum()
+        for m in range(micro_batches):
+            with sp.no_grad() if not trains else run.no_sync() if m < micro_batches - 1 else nullcontext():
+                loss = run(np.ones((1, WIDTH), np.float32)).sum()
+            if trains:
+                loss.backward()
         if trains:
-            loss.backward()
             step.step()
     at_peak = dict(memory.at_peak)
     return {name: at_peak[name] for name in ("parameters", "gathered", "gradients", "optimizer state", "buffers")}
@@ -84,9 +88,9 @@ def test_peak_of_states(ranks):
     # The input of a reduce-scatter comes on top, unless all other ranks have read it already; its output comes later.
     least = by_formula - slices
     assert least <= sum(found.values()) - work_array <= least + block + WIDTH * 4
-    # Without backward: the root, which is kept for it, and the block in use.
+    # Without backward: the root, which is kept for it, the block in use, and the next one.
     found = sp.launch(_peak, ("SSS", False), world_size=ranks, transport="inline")[0]
-    expected = {"parameters": model // ranks, "gathered": 2 * block, "buffers": block}
+    expected = {"parameters": model // ranks, "gathered": 3 * block}
     assert {name: size for name, size in found.items() if size} == expected
     kept = sp.launch(_peak, ("RSS",), world_size=ranks, transport="inline")[0]
     assert (kept["parameters"], kept["gathered"]) == (model, 0)
@@ -94,6 +98,40 @@ def test_peak_of_states(ranks):
     assert kept["gradients"] <= model // ranks + 3 * block
     everywhere = sp.launch(_peak, ("DDP",), world_size=ranks, transport="inline")[0]
     assert sum(everywhere.values()) >= (2 + moments) * model
+
+
+def _expected_peak(letters: str, reshards: bool | None, micro_batches: int, moments: int, ranks: int) -> int:
+    """Return the bytes of states at the peak: P a block, S a slice of it.
+
+    In backward there are the gradient that an op computes, its copy by rank, and the input of the reduce-scatter under
+    way, whose slice comes later; beside them the block that is gathered ahead. That is the formula (2 + q) P - (1 + q) S
+    with its buffer, P - S. Slices of earlier micro-batches are there already.
+    """
+    block = WIDTH * WIDTH * 4
+    model, cut = BLOCKS * block, block // ranks
+    slices = model // ranks
+    waiting = 3 * block + slices - (2 * cut if micro_batches == 1 else 0)
+    work_array = cut
+    if letters == "RPR":
+        return (2 + moments) * model + block + block
+    if letters == "SSS" and reshards is False:  # at the beginning of backward
+        return slices + model + block + moments * slices + work_array
+    if letters == "SSS":
+        return slices + waiting + block - (cut if micro_batches == 1 else 0) + moments * slices + work_array
+    gradients = model + block if letters == "RPS" and micro_batches > 1 else waiting
+    return model + gradients + moments * slices + work_array
+
+
+@pytest.mark.parametrize("ranks", [2, 6])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_peaks_are_those_of_the_formulas(ranks, optimizer):
+    """Letters, micro-batches and gathering ahead; beside states there are gradients of two rows of activations."""
+    cases = [(letters, None, count) for letters in LETTERS for count in (1, 2)]
+    for letters, reshards, count in [*cases, ("SSS", False, 1)]:
+        settings = letters, True, reshards, count, optimizer
+        found = sum(sp.dry_run(_peak, settings, world_size=ranks).values[0].values())
+        expected = _expected_peak(letters, reshards, count, 2 * (optimizer == "adam"), ranks)
+        assert expected <= found <= expected + 2 * WIDTH * 4, settings
 
 
 def _train_large(letters: str) -> list[float]:
