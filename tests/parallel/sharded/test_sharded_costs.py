@@ -104,8 +104,8 @@ def _expected_peak(letters: str, reshards: bool | None, micro_batches: int, mome
     """Return the bytes of states at the peak: P a block, S a slice of it.
 
     In backward there are the gradient that an op computes, its copy by rank, and the input of the reduce-scatter under
-    way, whose slice comes later; beside them the block that is gathered ahead. That is the formula (2 + q) P - (1 + q) S
-    with its buffer, P - S. Slices of earlier micro-batches are there already.
+    way, whose slice comes later; beside them the block that is gathered ahead. That is (2 + q) P - (1 + q) S and P - S
+    for its buffer. Slices of earlier micro-batches are there already.
     """
     block = WIDTH * WIDTH * 4
     model, cut = BLOCKS * block, block // ranks
@@ -205,11 +205,27 @@ def test_dry_run_of_a_large_model_takes_no_memory():
     assert peak_bytes < 5 * 10**7
 
 
-@pytest.mark.parametrize("ranks", [5, 12])
-def test_folded_ranks_have_the_memory_of_all(ranks):
-    """Chunks of 7, 9 and 3 rows: uneven, and fewer than there are ranks."""
-    whole = sp.dry_run(train, (mlp, "SSS"), world_size=ranks, fold=False)
-    folded = sp.dry_run(train, (mlp, "SSS"), world_size=ranks)
+@pytest.mark.parametrize(("ranks", "optimizer"), [(5, "sgd"), (5, "muon"), (12, "muon")])
+def test_folded_ranks_have_the_memory_of_all(ranks, optimizer):
+    """Chunks of 7, 9 and 3 rows: uneven, and fewer than there are ranks; and owners of matrices."""
+    whole = sp.dry_run(train, (mlp, "SSS", optimizer), world_size=ranks, fold=False)
+    folded = sp.dry_run(train, (mlp, "SSS", optimizer), world_size=ranks)
     assert folded.makespan_s == whole.makespan_s
     for rank, stands_for in enumerate(folded.stands_for):
         assert folded.memory[stands_for]["at_peak"]["parameters"] == whole.memory[rank]["at_peak"]["parameters"]
+
+
+def _owners(layers: int, width: int) -> None:
+    with sp.parallel.no_init_parameters():
+        model = sp.models.gpt(2048, 512, num_layers=layers, num_heads=2, width=width)
+    run, tokens = shard(model, "SSS"), np.zeros((1, 512), np.int64)
+    step = OPTIMIZERS["muon"](model.parameters())
+    sp.functions.cross_entropy(run(tokens).reshape(512, -1), tokens.reshape(-1)).backward()
+    step.step()
+
+
+def test_owners_of_equal_work_fold():
+    """18 matrices have owners: the table, 8 of feed-forward parts, 4 of queries to values, positions, 4 outputs."""
+    found = sp.dry_run(_owners, (4, 256), world_size=128)
+    assert found.classes == {0: 1, 1: 8, 9: 4, 13: 1, 14: 4, 18: 110}
+    assert len({*found.stands_for}) < 20
