@@ -15,7 +15,7 @@ from simparallel import collectives
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import GRADIENTS
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import Group, Work, current
 
 # Priority among the callbacks at the end of backward: later ones expect all gradients.
@@ -65,9 +65,7 @@ class GradientSums:
     def add(self, leaf: Tensor, gradient: Array, group: Group) -> None:
         """Postpone one more sum; start a collective if it is full."""
         gradient = gradient.astype(leaf.dtype, copy=False)
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.memory.hold(gradient, GRADIENTS)
+        observer_of(None).memory.hold(gradient, GRADIENTS)
         kind = group.ranks, gradient.dtype, get_namespace(gradient)
         # The size of the largest slice, so that ranks with smaller ones start the same sums at the same time.
         shape = gradient.shape if leaf.placement is None else leaf.placement.local_shape

@@ -501,10 +501,8 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     else:
         x.data = sharder().carry(x.data, target.uncut, target).copy()
     x.placement, x.interpreter = target, SHARDED
-    recorder = current_recorder()
-    if recorder is not None:
-        what = f"a slice of a parameter of shape {x.shape}"
-        recorder.memory.hold(x.data, PARAMETERS, move=True, what=what)
+    what = f"a slice of a parameter of shape {x.shape}"
+    observer_of(None).memory.hold(x.data, PARAMETERS, move=True, what=what)
     return x
 
 

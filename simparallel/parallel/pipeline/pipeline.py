@@ -30,6 +30,7 @@ from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
+from simparallel.parallel.operator.interpreter import group_along
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.pipeline.action import BACKWARD, WEIGHT_GRADIENT, read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
@@ -181,8 +182,6 @@ class Pipeline:
         self._read: list[Array] = []
         self._seen: list[Array] = []
         self._seen_at = 0
-        # The ranks of this rank's pipeline, once they are needed as a group.
-        self._group: Group | None = None
         self.losses: list[Tensor] = []
 
     def _found_groups(self) -> set[tuple[Mesh, tuple[str, ...]]]:
@@ -366,14 +365,11 @@ class Pipeline:
 
         Training changes those of a rank's own stages alone. Afterwards the model is that of one device.
         """
-        if self._group is None:
-            groups = [self._communicator.new_group(ranks) for ranks in self.mesh.groups(PIPELINE)]
-            self._group = next(group for group in groups if group.rank is not None)
-        stages = self._stages_of_tensors()
+        stages, group = self._stages_of_tensors(), group_along(self.mesh, (PIPELINE,))
         for _, x in self.model._saved_tensors():
             rank = self.schedule.rank_of(stages.get(id(x), 0))
             data = get_namespace(x.data).empty(x.shape, x.dtype) if is_deferred(x) else x.data
-            x.data = collectives.broadcast(data, self.ranks[rank], self._group)
+            x.data = data if group is None else collectives.broadcast(data, self.ranks[rank], group)
             if is_deferred(x):
                 x.initial = None  # type: ignore[attr-defined]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -17,6 +17,7 @@ from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad, run_backward
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, has_data, random_state
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import GRADIENTS
 from simparallel.clock.recorder import observer_of
@@ -94,14 +95,18 @@ class PipelineStep:
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed(), self._pipeline.running(), self._set_aside():
-            for cell in self._pipeline._cells:
+        pipeline = self._pipeline
+        # Gradients of earlier steps have been summed over the owners already: groups may not add new ones to them.
+        shared = [p for _, parameters in pipeline._shared for p in parameters]
+        with pipeline._switch.installed(), pipeline.running(), setting(*shared, grad=None):
+            for cell in pipeline._cells:
                 for action in cell:
                     try:
                         act[action.kind](action)
                     except BaseException as error:
                         error.add_note(self._describe_place(action, str(error)))
                         raise
+            assert all(p.grad is None for p in shared)
         self.end_masks()
         for work in self._works:
             work.wait()
@@ -125,19 +130,6 @@ class PipelineStep:
                 note += f"{self._call // PIPELINES} of pipeline {self._call % PIPELINES}"
             note += "."
         return note
-
-    @contextmanager
-    def _set_aside(self) -> Iterator[None]:
-        """Set `.grad` of parameters that other ranks have, too, to None inside the block: it has been summed before."""
-        before = [(p, p.grad) for _, parameters in self._pipeline._shared for p in parameters]
-        try:
-            for p, _ in before:
-                p.grad = None
-            yield
-            assert all(p.grad is None for p, _ in before)
-        finally:
-            for p, gradient in before:
-                p.grad = gradient
 
     def _sum_shared(self) -> None:
         """Sum the gradients of parameters that other ranks have, too: one collective for each group."""

@@ -117,10 +117,7 @@ class ShardedGroup:
         """Return a flat array to compute with; one of the stored dtype that peers read in place, if it is shared."""
         like = self.parameters[0]._data
         array = empty_like(like, size, current()) if is_shared else get_namespace(like).empty(size, self.dtype)
-        recorder = current_recorder()
-        if recorder is not None:
-            what = f"parameters of {self.name}"
-            recorder.of(self.parameters[0]._device or recorder.device).memory.hold(array, category, what=what)
+        observer_of(self.parameters[0]._device).memory.hold(array, category, what=f"parameters of {self.name}")
         return array
 
     def _store(self, values: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.backend import Array
+from simparallel.base.attributes import setting
 from simparallel.clock.memory import GRADIENTS
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import Work, current
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
@@ -70,7 +71,7 @@ class UseOrder:
     def no_sync(self, groups: Iterable[ShardedGroup] | None = None) -> AbstractContextManager[None]:
         """Let gradients "P" of these groups, or of all, wait for a later backward, for forwards inside the block."""
         chosen = self.groups if groups is None else groups
-        return self.syncing({group: group.syncs and group.letters.gradient == "S" for group in chosen})
+        return setting(*(group for group in chosen if group.letters.gradient == "P"), syncs=False)
 
     def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:
         """Note that a group is used, and gather the next one. Collective: yes.
@@ -144,9 +145,7 @@ class UseOrder:
         backward: Backward,
     ) -> None:
         own = own.astype(group.parameters[0].dtype, copy=False)
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.memory.hold(own, GRADIENTS)
+        observer_of(None).memory.hold(own, GRADIENTS)
         for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
             computed = group.computed[i]
             among = None if computed is None else group_along(computed.layout.mesh, unfinished.get(i, ()))
