@@ -8,7 +8,7 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array
-from simparallel.comm import Group, current
+from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh, shared_mesh
@@ -66,10 +66,9 @@ class Axes:
             raise InputError(f"fully_shard: {names_text} are cut over different ranks; a group computes on the same.")
         cut, equal = ((names[-1],), names[:-1]) if shards else ((), names)
         self.shard, self.replicas, self.everyone = (group_along(mesh, axes) for axes in (cut, equal, names))
-        self.size = self.shard.size if self.shard else 1
-        self.rank = _rank_in(self.shard)
-        replicas = self.replicas.size if self.replicas else 1
-        self.part = _rank_in(self.replicas) * self.size + self.rank, replicas * self.size
+        of_slices, of_parts = mesh.group(cut, communicator.rank), mesh.group(names, communicator.rank)
+        self.size, self.rank = len(of_slices), of_slices.index(communicator.rank)
+        self.part = of_parts.index(communicator.rank), len(of_parts)
         # The ranks that have the same parameters, slices or not.
         self._holders = mesh.part([name for name in mesh.axis_names if name in {*names, *own}], communicator.rank)
 
@@ -109,7 +108,3 @@ class Axes:
     def _layout(self, computed: Placement | None, ndim: int) -> Layout:
         dims = [()] * ndim if computed is None else computed.layout.axes_by_dim
         return Layout.of_mesh(self._holders)(*(axes or "None" for axes in dims))
-
-
-def _rank_in(group: Group | None) -> int:
-    return 0 if group is None else group.rank or 0

@@ -125,8 +125,7 @@ class ShardedGroup:
         rank, size = self.axes.rank, self.rows.size * (self.axes.size if self._holds_slices else 1)
         self.flat = self._new_array(size, PARAMETERS, is_shared=True)
         self.flat[...] = 0
-        own = self.rows.own_chunks_by_tensor if self._holds_slices else self.rows.own_chunks
-        self.slices = own(self.flat, rank)
+        self.slices = self.rows.own_chunks(self.flat, rank, by_tensor=self._holds_slices)
         if self._holds_slices or (self.axes.shard is None and not self.casts):
             self.kept = self.flat
         spans = self.rows.spans(rank)
@@ -170,13 +169,15 @@ class ShardedGroup:
                         "fully_shard."
                     )
 
+    def tensor(self, i: int, array: Array, node: Any = None) -> Tensor:
+        """Return parameter number `i` as the module computes with it: on a slice of its own, if it is cut."""
+        place = self.computed[i]
+        interpreter = None if place is None else SHARDED
+        return Tensor._result(array, node, self.parameters[i]._device, place, interpreter)
+
     def placeholders(self) -> list[Tensor]:
         """Return tensors without data in place of the whole parameters."""
-        arrays = [placeholder(shape, self.dtype) for shape in self.rows.shapes]
-        return [
-            Tensor._result(array, None, None, place, None if place is None else SHARDED)
-            for array, place in zip(arrays, self.computed, strict=True)
-        ]
+        return [self.tensor(i, placeholder(shape, self.dtype)) for i, shape in enumerate(self.rows.shapes)]
 
     # --- gathering --------------------------------------------------------------------------------------
 

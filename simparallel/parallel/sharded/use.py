@@ -73,13 +73,7 @@ class Use:
             for k, i in enumerate(trained):
                 parts[i] = Node(_Part(gather, k), SimpleNamespace(needs=(True,)), (whole,))  # type: ignore[arg-type]
             self._own_nodes = [node, *parts.values()]
-        return [self._tensor(i, array, parts.get(i)) for i, array in enumerate(arrays)]
-
-    def _tensor(self, i: int, array: Array, node: Node | None = None) -> Tensor:
-        """Return a parameter as the module computes with it: on a slice of its own, if it is cut."""
-        place = self.group.computed[i]
-        interpreter = None if place is None else SHARDED
-        return Tensor._result(array, node, self.group.parameters[i]._device, place, interpreter)
+        return [group.tensor(i, array, parts.get(i)) for i, array in enumerate(arrays)]
 
     # --- forward ----------------------------------------------------------------------------------------
 
@@ -146,7 +140,7 @@ class Use:
         tensors = []
         for i, (known, array) in enumerate(zip(self._known, self.group.rows.tensors(flat), strict=True)):
             x = known()
-            tensors.append(self._tensor(i, array) if x is None else x)
+            tensors.append(self.group.tensor(i, array) if x is None else x)
             place = self.group.computed[i]
             tensors[-1]._data, tensors[-1].placement = array, place
             tensors[-1].interpreter = None if place is None else SHARDED
