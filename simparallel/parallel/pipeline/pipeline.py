@@ -129,7 +129,6 @@ class Pipeline:
         self._communicator, self._weight_fn = communicator, weight_fn
         # The number of this pipeline in the run, and of its calls so far: the tags of its messages contain both.
         self.number, self.calls = next(communicator.kept.setdefault(Pipeline, count())), 0
-        place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
         self._along = self._found_groups()
         # Axes along which pipelines have different parts of the batch.
         grouped = {axis for _, axes in self._along for axis in axes}
@@ -137,9 +136,10 @@ class Pipeline:
         cut = {axis for layout in layouts for cutting in layout.axes_by_dim for axis in cutting}
         self._data = [axis for axis in mesh.axis_names if axis in grouped or (axis in DATA and axis not in cut)]
         of_data = mesh.group(self._data, communicator.rank)
-        self._rank, self.replica, self.replicas = place[PIPELINE], of_data.index(communicator.rank), len(of_data)
+        self.replica, self.replicas = of_data.index(communicator.rank), len(of_data)
         # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
         self.ranks = mesh.group(PIPELINE, communicator.rank)
+        self._rank = self.ranks.index(communicator.rank)
         self._stage_ranks = mesh.group(
             [axis for axis in mesh.axis_names if axis not in (PIPELINE, *self._data)], communicator.rank
         )
@@ -150,12 +150,8 @@ class Pipeline:
         self.stages = checked(model, stages, self._length)
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
         # Stage -> the micro-batch whose gradients of weights are the last.
-        self._last_backward = {
-            action.stage: action.microbatch
-            for cell in self._cells
-            for action in cell
-            if action.kind in (BACKWARD, WEIGHT_GRADIENT)
-        }
+        last = [each for cell in self._cells for each in cell if each.kind in (BACKWARD, WEIGHT_GRADIENT)]
+        self._last_backward = {action.stage: action.microbatch for action in last}
         self._switch = Switch(calls(model, self.stages))
         # Modes of the model's modules -> results of the passes in these modes.
         self._known: dict[tuple[bool, ...], ForwardCache] = {}

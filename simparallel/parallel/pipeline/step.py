@@ -28,6 +28,7 @@ from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIE
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
 from simparallel.parallel.pipeline.stage_forward import ForwardCache, StageForward, StageValue
+from simparallel.parallel.sharded.group import is_reduced_already
 from simparallel.parallel.sharded.order import order
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class PipelineStep:
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
         pipeline = self._pipeline
         # Gradients of earlier steps have been summed over the owners already: groups may not add new ones to them.
-        shared = [p for _, parameters in pipeline._shared for p in parameters]
+        shared = [p for _, parameters in pipeline._shared for p in parameters if is_reduced_already(p)]
         with pipeline._switch.installed(), pipeline.running(), setting(*shared, grad=None):
             for cell in pipeline._cells:
                 for action in cell:
@@ -106,7 +107,11 @@ class PipelineStep:
                     except BaseException as error:
                         error.add_note(self._describe_place(action, str(error)))
                         raise
-            assert all(p.grad is None for p in shared)
+            if waiting := [p.name for p in shared if p.grad is not None]:
+                raise InputError(
+                    f"Pipeline: ranks share {waiting[0]}, and have summed its gradient of an earlier step; that of "
+                    "this one waits. Call set_requires_gradient_sync(True) before the step, or zero_grad()."
+                )
         self.end_masks()
         for work in self._works:
             work.wait()

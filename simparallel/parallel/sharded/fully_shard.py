@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -215,15 +215,12 @@ class FullySharded(Module):
             use = Use(group, now)
             # A part that is recomputed is followed by the one before it.
             now.begin(group, "backward" if grad_mode.recomputing else "forward")
-        now.depth += 1
-        try:
-            # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
-            part = group.axes.part if is_outermost else random_state.given_part
-            installed = nullcontext() if use is None else use.installed(group, use.tensors)
-            with setting(random_state, given_part=part), setting(self, _is_running=True), installed:
-                y = run(*inputs, **kwargs)
-        finally:
-            now.depth -= 1
+        # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
+        part = group.axes.part if is_outermost else random_state.given_part
+        installed = nullcontext() if use is None else use.installed(group, use.tensors)
+        running = setting(self, _is_running=True)
+        with setting(now, depth=now.depth + 1), running, setting(random_state, given_part=part), installed:
+            y = run(*inputs, **kwargs)
         if use is not None:
             # Backward begins where a recomputed part ends.
             use.end_forward(y, reshards and not grad_mode.recomputing)
@@ -259,15 +256,13 @@ class FullySharded(Module):
     def _groups(self) -> list[ShardedGroup]:
         return [part._sharded for part in self.modules() if isinstance(part, FullySharded)]
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Run micro-batches before the last one inside the block; the place of the forward pass decides.
 
         Gradients "P" wait in `.grad`, whole on each rank, and are reduced with those of the first backward after the
         block. Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
         """
-        with order().no_sync(self._groups()):
-            yield
+        return order().no_sync(self._groups())
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Reduce the gradients of coming forward passes, or keep them whole on each rank whatever the letters say.

@@ -47,6 +47,15 @@ class Gathering(NamedTuple):
     work: Work | None
 
 
+def is_reduced_already(p: Tensor) -> bool:
+    """Return whether a parameter has a gradient other than one of this rank alone, which its group will reduce."""
+    grad = p._grad
+    if grad is None or p.placement is not None:
+        return grad is not None and grad.placement is p.placement.gradient  # type: ignore[union-attr]
+    # Of a whole parameter only gradients that wait have its interpreter.
+    return p.interpreter is None or grad.interpreter is not p.interpreter
+
+
 class ShardedGroup:
     """The parameters of a module that are not in a group of a child.
 
@@ -283,7 +292,7 @@ class ShardedGroup:
             whole[first:last] += p._grad._data * self.axes.size
         observer_of(p._device).memory.hold(whole, GRADIENTS)
         place = None if p.placement is None else self.axes.partial(self.computed[i], p.shape)
-        p._grad = Tensor._result(whole, None, p._device, place, None if place is None else p.interpreter)
+        p._grad = Tensor._result(whole, None, p._device, place, p.interpreter)
 
     def rows_of(self, numbers: tuple[int, ...]) -> FlatRows:
         """Return the places of these parameters' gradients."""

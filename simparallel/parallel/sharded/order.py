@@ -69,8 +69,12 @@ class UseOrder:
                 group.syncs = value
 
     def no_sync(self, groups: Iterable[ShardedGroup] | None = None) -> AbstractContextManager[None]:
-        """Let gradients "P" of these groups, or of all, wait for a later backward, for forwards inside the block."""
-        chosen = self.groups if groups is None else groups
+        """Let gradients "P" wait for a later backward, for forwards inside the block.
+
+        Args:
+            groups: those that wait; None for all with other ranks.
+        """
+        chosen = [group for group in self.groups if group.axes.everyone] if groups is None else groups
         return setting(*(group for group in chosen if group.letters.gradient == "P"), syncs=False)
 
     def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:

@@ -14,6 +14,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter, NamedInterpreter
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array
+from simparallel.base.attributes import setting
 from simparallel.errors import LayoutError
 from simparallel.layout.mesh import Mesh
 from simparallel.optim.optimizer import optimizers_of
@@ -70,23 +71,18 @@ class WholeInterpreter(AbstractOfGroup):
         Raises:
             LayoutError: a parameter meets a plain tensor, which differs between the ranks, and needs a gradient.
         """
-        own = [(x, x.interpreter) for x in inputs if type(x.interpreter) is WholeInterpreter]
-        if not (grad_mode.enabled and any(x.requires_grad for x, _ in own)):
+        own = [x for x in inputs if type(x.interpreter) is WholeInterpreter]
+        if not (grad_mode.enabled and any(x.requires_grad for x in own)):
             return None
         if any(type(x.interpreter) is not WholeInterpreter and x.shape for x in inputs):
-            name = next((x.name for x, _ in own if x.name), "a parameter")
+            name = next((x.name for x in own if x.name), "a parameter")
             raise LayoutError(
                 f"{op.described}: the gradient of {name} is reduced by fully_shard only where the forward of its "
                 "module reads it. Call fully_shard for a module that contains all its uses, as for tied weights, or "
                 "use detach()."
             )
-        for x, _ in own:
-            x.interpreter = None
-        try:
+        with setting(*own, interpreter=None):
             y: Tensor = op(*inputs)
-        finally:
-            for x, before in own:
-                x.interpreter = before
         if y.shape and y.requires_grad:
             y.interpreter = self
         return y

@@ -439,6 +439,42 @@ def test_partial_gradients_of_a_pipeline_wait(schedule):
                 np.testing.assert_allclose(value, whole[name], rtol=1e-12, atol=1e-15, err_msg=name)
 
 
+@pytest.mark.parametrize("letters", ["RPR", "RPS"])
+def test_gradients_that_wait_for_another_step(letters):
+    """Ranks of Chimera share all parameters: gradients of two steps are reduced, and summed over the stages, once."""
+
+    def program() -> Any:
+        sp.manual_seed(3)
+        model, mesh = mlp(dtype=np.float64), sp.Mesh((2, 2), ("pp", "shard"))
+        layers = [layer for layer in model if isinstance(layer, sp.nn.Linear)]
+        for layer in layers:
+            sp.parallel.fully_shard(layer, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+        pipeline = sp.parallel.Pipeline(
+            model, sp.nn.CrossEntropyLoss(), microbatches=4, schedule="chimera", mesh=mesh, balance=(3, 2)
+        )
+        draw, found = np.random.default_rng(sp.get_rank() % 2), []
+        x, y = draw.standard_normal((8, 5)), draw.integers(0, 3, 8)
+        for waits in (False, True):
+            for layer in layers:
+                layer.set_requires_gradient_sync(not waits)
+            pipeline.step(x, y)
+            for layer in layers:
+                layer.set_requires_gradient_sync(True)
+            pipeline.step(x, y)
+            found.append({name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()})
+            for p in pipeline.parameters():
+                p.grad = None
+        pipeline.step(x, y)
+        layers[0].set_requires_gradient_sync(False)
+        with refused(sp.errors.InputError):
+            pipeline.step(x, y)
+        return found
+
+    for at_once, later in sp.launch(program, world_size=4, transport="inline"):
+        for name, value in later.items():
+            np.testing.assert_allclose(value, at_once[name], rtol=1e-12, atol=1e-15, err_msg=name)
+
+
 class _Table(sp.nn.Embedding):
     """A table that looks rows up for integers, and returns scores of its rows for vectors."""
 
