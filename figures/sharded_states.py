@@ -23,7 +23,7 @@ TOLD = {
     "optimizer state": "optimizer state",
     "gradients": "gradients",
     "gathered": "parameters, gathered for a use",
-    "buffers": "the next block, on its way",
+    "buffers": "buffers",
     "activations": "activations",
 }
 

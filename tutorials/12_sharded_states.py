@@ -125,9 +125,9 @@ assert 3.9 < held["RPR"]["parameters"] / held["SSS"]["parameters"] < 4.1
 # %% [markdown]
 # Activations grow during forward, gradients during backward. Parameters and optimizer state never change. In the lower
 # picture all three kinds of states are about a quarter. There is a new kind, too: *gathered* parameters. A layer needs
-# its whole weight while it computes; then it is freed. The buffers are the next layer, which is on its way already.
-# (The pictures show the memory at the end of each operation. Printed peaks are a little higher, because they include
-# the time in between.)
+# its whole weight while it computes; then it is freed. The next layer, which is on its way already, counts, too. (The
+# pictures show the memory at the end of each operation. Printed peaks are a little higher, because they include the
+# time in between.)
 #
 # ## Three letters
 #
@@ -291,7 +291,7 @@ COLORS = {
     "optimizer state": "#009E73",
     "gradients": "#E69F00",
     "gathered": "#F0E442",
-    "buffers": "#999999",  # here: the next block, on its way
+    "buffers": "#999999",
     "activations": "#56B4E9",
 }
 RANKS = (1, 4, 64)
@@ -317,7 +317,7 @@ assert peaks["RPR"][0] == peaks["RPR"][-1] > peaks["RPS"][-1] > peaks["RSS"][-1]
 # %% [markdown]
 # Of `R P R` all is left. `R P S` has its parameters and gradients, `R S S` its parameters and the gradients of the
 # blocks in use. `S S S` has no states to speak of. What is left are activations, and what the blocks in use need: their
-# gradients, their gathered parameters, and those of the next block, which are on their way. More ranks do not help
+# gradients, and gathered parameters, also those of the next block, which are on their way. More ranks do not help
 # there. Smaller parts of the batch and recomputation (`sp.nn.checkpoint`) do.
 #
 # ## Communication behind computation

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from simparallel.autograd.op import Op
     from simparallel.autograd.tensor import Tensor
     from simparallel.layout.layout import Layout
+    from simparallel.layout.mesh import Mesh
     from simparallel.layout.sharding import Placement
 
 
@@ -22,7 +23,7 @@ class AbstractInterpreter:
 
     Attributes:
         writes_in_place: `x += y` and `x[i] = y` may write into the memory of x.
-        reduces: it reduces the gradients of its parameters over the ranks.
+        along: the mesh and its axes along which a group sums the gradients of its parameters; see `nn.hooks`.
         is_elsewhere: the code under way computes shapes alone, of a part that another rank runs.
         position: number of calls so far, for an interpreter that identifies calls by it; recomputing a part resets
             it to its value at the start of that part.
@@ -31,7 +32,7 @@ class AbstractInterpreter:
     is_elsewhere = False
     position = 0
     writes_in_place = True
-    reduces = False
+    along: tuple[Mesh, tuple[str, ...]] | None = None
 
     def data_of(self, x: Tensor) -> Array:
         """Return the array of a parameter, to read and to write."""

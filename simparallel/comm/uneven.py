@@ -136,9 +136,11 @@ class Uneven(Body):
     def _check_expected(self, tables: Sequence[Table]) -> None:
         """Raise CollectiveMismatchError, on every rank, if any rank expects another size than it gets."""
         ranks, wrong = self.group.ranks, []
-        for receiver, table in enumerate(tables):
-            for sender, expected in enumerate(table.expected):
-                given = tables[sender].sizes[receiver]
+        taken = zip(*(table.sizes for table in tables), strict=True)
+        for receiver, (table, sizes) in enumerate(zip(tables, taken, strict=True)):
+            if table.expected == list(sizes):
+                continue
+            for sender, (given, expected) in enumerate(zip(sizes, table.expected, strict=False)):
                 if given != expected:
                     wrong.append(
                         f"  rank {ranks[sender]} gives {given} to rank {ranks[receiver]}, which expects {expected}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.hooks import RemovableHandle
+from simparallel.layout.mesh import Mesh
 
 
 class Hooks:
@@ -39,7 +40,18 @@ class Hooks:
         return output
 
 
+def summed_along(parameter: Tensor) -> tuple[Mesh, tuple[str, ...]] | None:
+    """Return a mesh and its axes along which a group of `fully_shard` sums this gradient; None if no group has it.
+
+    Ops on slices sum along the axes that cut them, by their rules, so afterwards the ranks of a stage have gradients of
+    their part of the batch. These are summed along the axes of data parallelism, and among the stages that use the
+    parameter: by its group along the axes of that, by a `Pipeline` along all others, by `DistributedDataParallel` over
+    the ranks of its group.
+    """
+    return None if parameter.interpreter is None else parameter.interpreter.along
+
+
 def is_reduced(parameter: Tensor) -> bool:
     """Return whether a wrapper or a group of the model reduces this gradient: its size, dtype and device are fixed."""
-    interpreter, hooks = parameter.interpreter, parameter._hooks or ()
-    return getattr(interpreter, "reduces", False) or any(getattr(hook.function, "reduces", False) for hook in hooks)
+    hooks = parameter._hooks or ()
+    return summed_along(parameter) is not None or any(getattr(hook.function, "reduces", False) for hook in hooks)

@@ -2,7 +2,7 @@
 
 Each call of a random initializer draws one stream of counter-based random numbers. The n-th call after
 `manual_seed(s)` gives the same values on every rank and in every process, independently of other random numbers that
-the program draws.
+the program draws. Of a sharded tensor a rank writes its slice of the whole tensor's values, so all ranks make the call.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from simparallel.autograd.tape import mark_changed
 from simparallel.backend import filled, is_array, random_normal, random_state, random_uniform, to_device_like
 from simparallel.base.dry_new import uninitialized
 from simparallel.base.hints import answer_unknown_names
-from simparallel.errors import DTypeError, InputError, ShapeError
-from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder, recipe_of
+from simparallel.comm import current
+from simparallel.errors import DTypeError, InputError, LayoutError, ShapeError
+from simparallel.nn.deferred import Recipe, deferring, draw as drawn, is_deferred, placeholder, recipe_of
 from simparallel.nn.module import Parameter
 
 __all__ = [
@@ -51,10 +52,8 @@ _GAINS = {"linear": 1.0, "conv": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": mat
 
 def constant_(tensor: T, value: float) -> T:
     """Set every element to `value`; returns `tensor`, as all of these functions do."""
-    if not (deferring.active and _defer(tensor, lambda start, count: value)):
-        tensor._data[...] = value
-        mark_changed((tensor,))
-    return tensor
+    number = np.asarray(value, tensor.dtype)
+    return _write(tensor, lambda start, count: number)
 
 
 def copy_(tensor: T, value: Any) -> T:
@@ -62,7 +61,9 @@ def copy_(tensor: T, value: Any) -> T:
 
     Args:
         tensor: any shape, floating point.
-        value: the elements, in the shape of `tensor`.
+        value: the elements, in the shape of `tensor`; of a sharded Tensor, its whole values.
+
+    Collective: yes, if `value` is sharded.
 
     Raises:
         ShapeError: another shape.
@@ -72,7 +73,8 @@ def copy_(tensor: T, value: Any) -> T:
         raise ShapeError(f"initial values have shape {tuple(value.shape)}, the parameter has {tensor.shape}.")
     if np.dtype(value.dtype).kind not in "fiub":
         raise DTypeError(f"initial values have dtype {value.dtype}, expected numbers for a {tensor.dtype} parameter.")
-    return _write(tensor, recipe_of(value))
+    is_cut = isinstance(value, Tensor) and value.placement is not None
+    return _write(tensor, recipe_of(value.full_tensor() if is_cut else value))
 
 
 def zeros_(tensor: T) -> T:
@@ -200,10 +202,7 @@ def orthogonal_(tensor: T, gain: float = 1.0) -> T:
     q, r = np.linalg.qr(matrix.T if wide else matrix)
     # A positive diagonal of r makes the decomposition unique, and q uniformly distributed.
     q *= np.where(np.diag(r) < 0, -1.0, 1.0)
-    values = (q.T if wide else q).reshape(tensor.shape) * gain
-    tensor._data[...] = to_device_like(values.astype(tensor.dtype), tensor.data)
-    mark_changed((tensor,))
-    return tensor
+    return _write(tensor, recipe_of((q.T if wide else q) * gain))
 
 
 def fans(tensor: Tensor) -> tuple[int, int]:
@@ -256,22 +255,28 @@ def _fill(tensor: T, purpose: str, draw: Callable[[int, str, int, int], np.ndarr
 
 
 def _write(tensor: T, recipe: Recipe) -> T:
-    """Write the values now, or store the recipe if the parameter is deferred."""
-    if not (deferring.active and _defer(tensor, recipe)):
-        shape, dtype = tensor.data.shape, tensor.dtype
-        whole = filled(shape, dtype, tensor.data, lambda: drawn(recipe, shape, dtype))
-        tensor._data[...] = to_device_like(whole, tensor.data)
+    """Write the values now, or store the recipe in a parameter that is to be drawn later. Of slices, write this rank's.
+
+    Raises:
+        LayoutError: the tensor is an unfinished sum.
+    """
+    place, data = tensor.placement, tensor._data
+    if isinstance(tensor, Parameter) and place is None and (deferring.active or is_deferred(tensor)):
+        tensor.initial = recipe
+        tensor.data = placeholder(tensor.shape, tensor.dtype)
+        return tensor
+    if place is not None and place.layout.partial:
+        raise LayoutError(
+            f"init: the tensor is laid out as {place.layout!r}, an unfinished sum, and its addends have no initial "
+            "values. Finish it first: full_tensor() or redistribute()."
+        )
+    # Ranks outside of the layout have nothing to draw.
+    if data.size:
+        index = None if place is None else place.layout.slices(current().rank, tensor.shape)
+        own = filled(data.shape, data.dtype, data, lambda: drawn(recipe, tensor.shape, data.dtype, index))
+        data[...] = to_device_like(own, data)
         mark_changed((tensor,))
     return tensor
-
-
-def _defer(tensor: Tensor, recipe: Recipe) -> bool:
-    """Store the recipe in a parameter instead of filling it. Return False if `tensor` is not a Parameter."""
-    if not isinstance(tensor, Parameter):
-        return False
-    tensor.initial = recipe
-    tensor.data = placeholder(tensor.data.shape, tensor.dtype)
-    return True
 
 
 def _normal_quantile(p: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from simparallel.arrays.seam import arrays_of, for_each, totals
@@ -51,27 +51,39 @@ def norm(x: Array, of: Tensor | None = None) -> Any:
     return get_namespace(total).sqrt(total) if is_array(total) else math.sqrt(total)
 
 
-def over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> list[float]:
+def over_slices(
+    values: list[float], tensors: list[Tensor], op: str = "sum", holders: Sequence[int] | None = None
+) -> list[float]:
     """Reduce one value per tensor over all of its slices; a slice that several ranks hold counts once.
 
     A rank outside of a tensor's mesh holds none of its elements, and gives 0. If there are copies of a tensor on
     several meshes, as with data parallelism, a "sum" is the mean over the copies.
 
-    Collective: yes, if any of them is sharded.
+    Args:
+        values: of the tensors.
+        tensors: this rank's.
+        op: "sum" or "max".
+        holders: for each tensor the number of ranks that have it, or slices of it. Then ranks may have different
+            tensors, and the result is a single value for all of them.
+
+    Collective: yes, if any of them is sharded, or with `holders`.
     """
-    if all(tensor.placement is None for tensor in tensors):
+    if holders is None and all(tensor.placement is None for tensor in tensors):
         return values
-    communicator, count = current(), len(values)
+    communicator, count, xp = current(), len(values), get_namespace(*values)
     if op == "sum":
         # Several ranks may hold the same slice. Scale each value by slices / ranks, so that the sum over all ranks
         # counts each slice once.
         parts = [1 if t.placement is None else math.prod(t.placement.layout.cuts) for t in tensors]
         ranks = [communicator.world.ranks if t.placement is None else t.placement.layout.mesh.ranks for t in tensors]
-        values = [v * part / len(own) for v, part, own in zip(values, parts, ranks, strict=True)]
-        if any(len(own) < communicator.world_size for own in ranks):
+        counts = holders or list(map(len, ranks))
+        values = [v * part / number for v, part, number in zip(values, parts, counts, strict=True)]
+        if holders is None and any(len(own) < communicator.world_size for own in ranks):
             # Other ranks may have a copy on another mesh: count the copies, to divide by their number.
             values += [(communicator.rank in own) / len(own) for own in ranks]
-    found = [value.item() for value in communicator.all_reduce(get_namespace(*values).asarray(values), op)]
+    if holders is not None:
+        count, values = 1, [sum(values) if op == "sum" or not values else xp.max(xp.asarray(values))]
+    found = [value.item() for value in communicator.all_reduce(xp.asarray(values, "float64"), op)]
     return found if len(found) == count else [a / b for a, b in zip(found, found[count:], strict=False)]
 
 
@@ -81,7 +93,7 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     *,
-    over: Callable[..., list[float]] = over_slices,
+    holders: Sequence[int] | None = None,
 ) -> float:
     """Scale all gradients by min(1, max_norm / (norm + 1e-6)), where norm is their total norm.
 
@@ -94,12 +106,12 @@ def clip_grad_norm_(
         norm_type: p of the norm, above 0; `math.inf` for the largest magnitude.
         error_if_nonfinite: raise if the norm is NaN or infinite. Otherwise one such gradient
             turns all gradients into NaN or 0.
-        over: reduces values of the gradients as `over_slices` does; for parameters that differ between ranks.
+        holders: numbers of ranks with each gradient, for parameters that differ between ranks; see `over_slices`.
 
     Returns:
         The norm before clipping. For sharded parameters the norm of the whole tensors, the same on every rank.
 
-    Collective: yes, if any gradient is sharded.
+    Collective: yes, if any gradient is sharded, or with `holders`.
 
     Raises:
         InputError: a setting out of range; or a norm that is not finite, and then nothing is changed.
@@ -111,12 +123,12 @@ def clip_grad_norm_(
     tensors = _gradients(parameters)
     grads = [tensor.data for tensor in tensors]
     if norm_type == 2:
-        found = over(totals(grads, square_sum, squares), tensors)
+        values = totals(grads, square_sum, squares)
     elif norm_type == math.inf:
-        largest = read_numbers(get_namespace(grad).abs(grad).max() if grad.size else 0.0 for grad in grads)
-        found = over(largest, tensors, "max")
+        values = read_numbers(get_namespace(grad).abs(grad).max() if grad.size else 0.0 for grad in grads)
     else:
-        found = over(read_numbers(_power_sum(grad, norm_type) for grad in grads), tensors)
+        values = read_numbers(_power_sum(grad, norm_type) for grad in grads)
+    found = over_slices(values, tensors, "max" if norm_type == math.inf else "sum", holders)
     # PyTorch leaves the norm on the device.
     observer_of(None).read(is_check=True)
     unknown = next((x for x in (*grads, *found) if not has_data(x)), None)

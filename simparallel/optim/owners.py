@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 from simparallel import collectives
@@ -10,7 +12,7 @@ from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import BUFFERS
 from simparallel.clock.recorder import observer_of
-from simparallel.comm import Group
+from simparallel.comm import Group, current
 
 
 def longest_first(costs: Sequence[int], loads: list[int]) -> list[int]:
@@ -50,7 +52,9 @@ def on_owners(
 
     Collective: two all_to_alls, to the owners and back.
     """
-    owners = longest_first(costs, [0] * group.size)
+    owners, communicator = longest_first(costs, [0] * group.size), current()
+    purpose = f"{len(jobs)} matrices on owners"
+    communicator.transport.segment.need(_unlike(jobs, costs, owners, group), purpose)
     own = [job for job, owner in zip(jobs, owners, strict=True) if owner == group.rank]
     slices = [[x for (_, x, _), owner in zip(jobs, owners, strict=True) if owner == rank] for rank in range(group.size)]
     xp, hold, dtype = get_namespace(jobs[0][1]), observer_of(jobs[0][0]._device).memory.hold, jobs[0][1].dtype
@@ -66,7 +70,8 @@ def on_owners(
         sends, receives = ([sum(x.size for x in of_rank) for of_rank in each] for each in (given, taken))
         sent = xp.concatenate([xp.empty(0, dtype), *(x.reshape(-1) for of_rank in given for x in of_rank)])
         hold(sent, BUFFERS)
-        received = collectives.all_to_all(sent, group=group, input_splits=sends, output_splits=receives)
+        with communicator.for_purpose(purpose):
+            received = collectives.all_to_all(sent, group=group, input_splits=sends, output_splits=receives)
         hold(received, BUFFERS)
         start = 0
         for x in (x for of_rank in taken for x in of_rank):
@@ -78,3 +83,18 @@ def on_owners(
         hold(whole, BUFFERS)
     exchange(slices, parts(wholes))
     exchange(parts([compute(tensor, x, of) for (tensor, _, of), x in zip(own, wholes, strict=True)]), slices)
+
+
+def _unlike(
+    jobs: Sequence[tuple[Tensor, Array, Any]], costs: Sequence[int], owners: Sequence[int], group: Group
+) -> Iterator[int]:
+    """Yield the ranks next to which another one has slices of other sizes, or owns arrays of other costs or slices."""
+    places = {tensor.placement for tensor, _, _ in jobs}
+    sizes = {place: [prod(place.local_shapes[rank]) for rank in group.ranks] for place in places}  # type: ignore[union-attr]
+    owned: list[list[Any]] = [[] for _ in group.ranks]
+    for (tensor, _, _), cost, owner in zip(jobs, costs, owners, strict=True):
+        owned[owner].append((cost, sizes[tensor.placement]))
+    kinds = [([each[number] for each in sizes.values()], own) for number, own in enumerate(owned)]
+    for (rank, kind), (next_rank, next_kind) in pairwise(zip(group.ranks, kinds, strict=True)):
+        if kind != next_kind:
+            yield from (rank, next_rank)

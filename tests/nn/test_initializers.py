@@ -7,8 +7,8 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
-from simparallel import nn
-from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel import nn, parallel
+from simparallel.errors import DTypeError, InputError, LayoutError, ShapeError
 from simparallel.nn import init
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel import no_init_parameters
@@ -99,6 +99,66 @@ def test_deferred_layers_have_same_initial_values(given):
     part = (slice(2, 5), slice(1, 8))
     np.testing.assert_array_equal(materialize(later.weight, part), whole.weight.numpy()[part])
     np.testing.assert_array_equal(materialize(later.bias), whole.bias.numpy())
+
+
+def test_deferred_layers_are_filled_after_the_block():
+    with no_init_parameters():
+        layer = nn.Linear(3, 2)
+    init.constant_(layer.weight, 2)
+    assert is_deferred(layer.weight)
+    np.testing.assert_array_equal(materialize(layer.weight), np.full((2, 3), 2.0))
+
+
+def filled(letters, cuts):
+    """Return (index of the rank's slice, its values) after each initializer, for a parameter that is cut."""
+    mesh, found = sp.Mesh((2, 3), ("tp", "shard")), {}
+    layer = nn.Linear(5, 7, bias=False)
+    if cuts:
+        part = mesh.part(("tp",), sp.get_rank()) if letters else sp.Mesh((5,), ("tp",), tuple(range(5)))
+        sp.distribute_module(layer, sp.Layout.of_mesh(part), {"weight": cuts})
+    if letters:
+        parallel.fully_shard(layer, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+    p = layer.weight
+    for name, (_, function) in SAME.items():
+        sp.manual_seed(3)
+        function(p)
+        found[name] = p._data.copy()
+    init.copy_(p, np.arange(35).reshape(7, 5))
+    found["whole"] = p._data.copy()
+    init.zeros_(p)
+    with parallel.implicit_replication(p.placement.layout.mesh.ranks):
+        init.copy_(p, sp.distribute_tensor(np.arange(35.0).reshape(7, 5), p.layout))
+    found["cut"] = p._data.copy()
+    mesh = p.placement.layout.mesh
+    return p.placement.layout.slices(sp.get_rank(), p.shape) if sp.get_rank() in mesh.ranks else None, found
+
+
+@pytest.mark.parametrize(
+    ("letters", "cuts"),
+    [("", ("tp", "None")), ("", ("None", "tp")), ("SSS", None), ("RPS", None), ("SSS", ("tp", "None")),
+     ("RSS", ("None", "tp"))],
+    ids=str,
+)  # fmt: skip
+def test_slices_are_filled_as_the_whole(letters, cuts):
+    """Uneven and empty slices; in the first two cases a rank has nothing of the tensor."""
+    expected = {}
+    for name, (_, function) in SAME.items():
+        sp.manual_seed(3)
+        expected[name] = function(nn.Parameter(np.empty((7, 5), np.float32))).numpy()
+    expected |= dict.fromkeys(("whole", "cut"), np.arange(35).reshape(7, 5))
+    for index, found in sp.launch(filled, (letters, cuts), world_size=6, transport="inline"):
+        for name, value in found.items():
+            own = expected[name][index] if index is not None else np.empty((0, 0))
+            np.testing.assert_array_equal(value, own, err_msg=name)
+
+
+def test_addends_of_a_sum_are_not_filled():
+    def program():
+        addend = parallel.from_local(np.ones(3), sp.Layout((2,), ("tp",))("None").with_partial(("tp",)))
+        with refused(LayoutError):
+            init.ones_(addend)
+
+    sp.launch(program, world_size=2, transport="inline")
 
 
 def sharded_weights():

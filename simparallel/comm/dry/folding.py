@@ -10,9 +10,9 @@ representative run, too, and those of the groups of these. Ranks that have no gr
 themselves. If two that are next to each other in a group have equal events at equal times, the ranks between them are
 taken to be like the first; if not, the rank in the middle runs, too. A rank that is sent a message, or is the root of a
 collective, runs as well. So do all members of a collective whose parts may have any sizes, and the ranks at which the
-sizes of known parts, of objects, or of slices of stored parameters change. This finds programs that differ by the
-ranks' places in their groups; it does not find one rank in the middle that does something else on its own
-(`if get_rank() == 5: ...`): for such programs there is `fold=False`.
+sizes of known parts, of objects, of slices of stored parameters, or of matrices that a rank owns change. This finds
+programs that differ by the ranks' places in their groups; it does not find one rank in the middle that does something
+else on its own (`if get_rank() == 5: ...`): for such programs there is `fold=False`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class FoldedSegment(SharedSegment):
         needed: ranks that a representative asked for and that do not run.
         groups: the members of all groups that were made, in order.
         has_local_groups: whether members alone made a group, so that other groups may be unknown.
+        known: purposes of collectives with uneven parts whose sizes are known for all ranks.
         shared: (slot, members) of a group -> what the views of all its members share.
     """
 
@@ -86,10 +87,13 @@ class FoldedSegment(SharedSegment):
         self.world_size, self.ranks = world_size, tuple(ranks)
         self.groups: dict[tuple[int, ...], None] = {}
         self.has_local_groups = False
+        self.known: set[str] = set()
         self.shared: dict[tuple[int, tuple[int, ...]], tuple[list[int], list[list[int]], list[Any]]] = {}
 
-    def need(self, ranks: Iterable[int]) -> None:
-        """Note that these ranks have to run. Raise NotRunError if any of them does not."""
+    def need(self, ranks: Iterable[int], purpose: str = "") -> None:
+        """Note that these ranks have to run, see `SharedSegment.need`. Raise NotRunError if any of them does not."""
+        if purpose:
+            self.known.add(purpose)
         missing = set(ranks).difference(self.ranks)
         self.needed |= missing
         if missing:

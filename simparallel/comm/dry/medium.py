@@ -21,6 +21,7 @@ from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import Blocks
 from simparallel.comm.call import Body, Call, Nothing
 from simparallel.comm.collective import COLLECTIVES
+from simparallel.comm.communicator import current
 from simparallel.comm.direct.direct import SmallAllReduce, given
 from simparallel.comm.direct.direct_adasum import SmallAdasum
 from simparallel.comm.dry.folding import FoldedSegment, FoldedViews, between
@@ -204,9 +205,11 @@ def _is_constant(value: Any) -> bool:
 
 def _choose_folded(name: str, group: Group, x: Any, settings: Settings) -> Body:
     needed: Sequence[int] = ()
+    segment = group.transport.segment
+    assert isinstance(segment, FoldedSegment)
     if name == "uneven":
         # Any member may have another size, whatever sizes those have that run.
-        needed = group.ranks
+        needed = () if current().purpose in segment.known else group.ranks
     elif name not in COLLECTIVES or COLLECTIVES[name].root:
         # No other rank has the root's payload, so it has to run.
         needed = group.ranks[settings.root : settings.root + 1]
@@ -214,8 +217,6 @@ def _choose_folded(name: str, group: Group, x: Any, settings: Settings) -> Body:
         # The first member of each row of equal parts.
         size_of = dict(zip(group.ranks, settings.sizes, strict=True))
         needed = [next(members) for _, members in groupby(group.ranks, size_of.get)]
-    segment = group.transport.segment
-    assert isinstance(segment, FoldedSegment)
     segment.need(needed)
     body = _WHOLE.get(name, SHARED_MEMORY.bodies[name])(group, x, settings)
     if x is not None:

@@ -359,8 +359,13 @@ class SharedSegment:
         """Reserve control words; `start` and `length` count words."""
         self.reserve(rank, start * WORD, length * WORD)
 
-    def need(self, ranks: Iterable[int]) -> None:
-        """Note that these ranks have to run; all of them do, unless ranks are folded."""
+    def need(self, ranks: Iterable[int], purpose: str = "") -> None:
+        """Note that these ranks have to run; all of them do, unless ranks are folded.
+
+        Args:
+            ranks: those that differ from the rank before or after them.
+            purpose: of collectives with uneven parts for which no others have to run.
+        """
 
     def call_of(self, group: int, parity: int, rank: int) -> list[int]:
         """Return header and note of a rank's call, in the order of `call_header`; zeros if the group does not exist."""

@@ -14,7 +14,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, assign, filled, get_namespace
 from simparallel.clock.memory import BUFFERS, GRADIENTS
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.comm import Communicator, Group, Work
 from simparallel.errors import InputError
 from simparallel.machine.devices import FIRST
@@ -42,9 +42,7 @@ class Bucket:
         size = sum(tensor.data.size for tensor in tensors)
         self.flat = empty_like(tensors[0].data, size, communicator, dtype)
         self.device = tensors[0]._device or FIRST
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.of(self.device).memory.hold(self.flat, category)
+        observer_of(self.device).memory.hold(self.flat, category)
         self.views: list[Array] = []
         start = 0
         for tensor in tensors:

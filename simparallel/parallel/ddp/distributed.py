@@ -21,13 +21,13 @@ from simparallel.comm import Group, current
 from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.nn.amp import InPrecision, check_unchanged
+from simparallel.nn.hooks import summed_along
 from simparallel.nn.sync_batchnorm import SyncBatchNorm
 from simparallel.parallel.ddp.buckets import make_buckets
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.ddp.reducer import Hook, Reducer, SyncMark
 from simparallel.parallel.ddp.same_model import check_same_tensors
 from simparallel.parallel.ddp.shared_buffers import SharedBuffers, broadcast_parameters
-from simparallel.parallel.ddp.summed import summed
 from simparallel.parallel.ddp.uneven_inputs import Join, Turn
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ class DistributedDataParallel(Module):
             raise InputError(f"bucket_cap_mb={bucket_cap_mb!r} must be more than 0.")
         self.mixed_precision = mixed_precision
         named = list(module.named_parameters())
-        if stored := [name for name, p in named if summed().along(p) is not None]:
+        if stored := [name for name, p in named if summed_along(p) is not None]:
             raise InputError(
                 f"DistributedDataParallel: {stored[0]} was given to fully_shard, which sums its gradient: use the "
                 "model as it is; axis=('replicate', 'shard') also sums over replicas."

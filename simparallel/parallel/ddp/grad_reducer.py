@@ -17,7 +17,7 @@ from simparallel.backend import Array, has_data, is_array, to_host
 from simparallel.base.checks import check_number
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import GRADIENTS
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import Group, current
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.parallel.ddp.buckets import by_dtype, empty_like
@@ -140,9 +140,7 @@ class DistributedGradReducer:
     def _send(self, part: _FlatPart, arrays: list[Array | None]) -> tuple[Array, Any]:
         size = part.size + len(part.numbers)
         flat = empty_like(self.parameters[part.numbers[0]].data, size, current())
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.memory.hold(flat, GRADIENTS)
+        observer_of(None).memory.hold(flat, GRADIENTS)
         for k, i in enumerate(part.numbers):
             gradient, place = arrays[i], flat[part.starts[k] : part.starts[k + 1]]
             place.reshape(self.parameters[i].shape)[...] = 0 if gradient is None else gradient

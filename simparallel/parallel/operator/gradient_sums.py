@@ -15,7 +15,7 @@ from simparallel import collectives
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.backend import Array, get_namespace
 from simparallel.clock.memory import GRADIENTS
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import Group, Work, current
 
 # Place among the callbacks at the end of backward: the others expect all gradients.
@@ -69,9 +69,7 @@ class GradientSums:
     def add(self, leaf: Tensor, gradient: Array, group: Group) -> None:
         """Postpone one more sum; start the all-reduce of its bucket if that is full."""
         gradient = gradient.astype(leaf.dtype, copy=False)
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.memory.hold(gradient, GRADIENTS)
+        observer_of(None).memory.hold(gradient, GRADIENTS)
         kind = group.ranks, gradient.dtype, get_namespace(gradient)
         # Counted by the largest slice, so that the buckets of ranks with smaller slices are full at the same gradient.
         shape = gradient.shape if leaf.placement is None else leaf.placement.local_shape

@@ -178,6 +178,16 @@ def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
         yield
 
 
+def group_along(mesh: Mesh, axes: Sequence[str]) -> Group | None:
+    """Return this rank's group along axes of a mesh; None if it is alone in it. Collective: yes, the first time."""
+    groups, communicator = mesh.groups(axes), current()
+    if len(groups[0]) == 1 or communicator.rank not in mesh.ranks:
+        return None
+    # Other ranks, such as those of other stages, may have other parameters.
+    with setting(mode, ranks=mesh.ranks if mesh.size < communicator.world_size else None):
+        return sharder().groups.mine(groups)
+
+
 # --- moving a tensor ----------------------------------------------------------------------------------
 
 
@@ -438,13 +448,7 @@ class ShardedInterpreter(NamedInterpreter):
 
     def slice_group(self, x: Tensor) -> Group | None:
         assert x.placement is not None
-        layout, mesh = x.placement.layout, x.placement.layout.mesh
-        axes = [axis for cutting in layout.axes_by_dim for axis in cutting if axis in mesh.axis_names]
-        if not axes or current().rank not in mesh.ranks:
-            return None
-        # Other ranks, such as those of other stages, may have other parameters.
-        with running_on(mesh.ranks):
-            return sharder().groups.mine(mesh.groups(axes))
+        return group_along(x.placement.layout.mesh, [axis for axes in x.placement.layout.axes_by_dim for axis in axes])
 
     def to_local(self, x: Tensor, grad_layout: Layout | None = None) -> Tensor:
         place = x.placement
@@ -498,10 +502,8 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     else:
         x.data = sharder().carry(x.data, target.uncut, target).copy()
     x.placement, x.interpreter = target, SHARDED
-    recorder = current_recorder()
-    if recorder is not None:
-        what = f"a slice of a parameter of shape {x.shape}"
-        recorder.memory.hold(x.data, PARAMETERS, move=True, what=what)
+    what = f"a slice of a parameter of shape {x.shape}"
+    observer_of(None).memory.hold(x.data, PARAMETERS, move=True, what=what)
     return x
 
 

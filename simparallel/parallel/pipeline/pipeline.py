@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -25,21 +25,22 @@ from simparallel.errors import InputError, ScheduleError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.nn.hooks import summed_along
 from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.optim.optimizer import StageParameters
-from simparallel.parallel.ddp.summed import Along, summed
+from simparallel.parallel.operator.interpreter import group_along
 from simparallel.parallel.operator.op_call import mode
-from simparallel.parallel.pipeline.action import read_cell
+from simparallel.parallel.pipeline.action import BACKWARD, WEIGHT_GRADIENT, read_cell
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
 from simparallel.parallel.pipeline.stage_forward import ForwardCache, Switch
 from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced, within
 from simparallel.parallel.pipeline.step import PipelineStep, tensors
 
-# Names of axes.
-PIPELINE, DATA = "pp", "dp"
+# Names of axes: along the pipeline, and of data parallelism, also without `fully_shard`.
+PIPELINE, DATA = "pp", ("dp", "replicate", "shard")
 PIPEDREAM, PIPEDREAM_2BW = "pipedream", "pipedream_2bw"
 
 
@@ -61,12 +62,12 @@ class Pipeline:
         balance: for each stage its number of parts, in place of `stages`. Parts are the children of the model, and the
             entries of containers such as Sequential and ModuleList.
         chunks: stages of a rank, for looped schedules.
-        mesh: all ranks, with the axis "pp" along the pipeline. "dp" is an axis of data parallelism: of pipelines that
-            each get their own part of the batch, as in `DistributedDataParallel`; so are the axes along which
-            `fully_shard` was called for children that are stages, or parts of one. The ranks along all other axes run
-            a stage together: cut its parameters over `mesh.part(axes, rank)` with Layouts beforehand, as by
-            `distribute_module`. Tensors without a Layout count as replicated; values that are cut go to other stages in
-            slices. None for one pipeline of all ranks.
+        mesh: all ranks, with the axis "pp" along the pipeline. "dp", "replicate" and "shard" are axes of data
+            parallelism, unless a Layout cuts a parameter along them: of pipelines that each get their own part of the
+            batch, as in `DistributedDataParallel`; so are the axes along which `fully_shard` was called for children
+            that are stages, or parts of one. The ranks along all other axes run a stage together: cut its parameters
+            over `mesh.part(axes, rank)` with Layouts beforehand, as by `distribute_module`. Tensors without a Layout
+            count as replicated; values that are cut go to other stages in slices. None for one pipeline of all ranks.
         example: inputs and labels of a micro-batch, with which the model is run once without data, to find the order
             of the calls, their times on the described device, and shared parameters.
         memory_limit: of a rank, in bytes or as "8GB"; needs `example`. The stages of a rank share it evenly, and each
@@ -128,14 +129,17 @@ class Pipeline:
         self._communicator, self._weight_fn = communicator, weight_fn
         # The number of this pipeline in the run, and of its calls so far: the tags of its messages contain both.
         self.number, self.calls = next(communicator.kept.setdefault(Pipeline, count())), 0
-        place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
         self._along = self._found_groups()
         # Axes along which pipelines have different parts of the batch.
-        self._data = [axis for axis in mesh.axis_names if axis == DATA or any(axis in axes for _, axes in self._along)]
+        grouped = {axis for _, axes in self._along for axis in axes}
+        layouts = [p.placement.layout for p in model.parameters() if p.placement is not None]
+        cut = {axis for layout in layouts for cutting in layout.axes_by_dim for axis in cutting}
+        self._data = [axis for axis in mesh.axis_names if axis in grouped or (axis in DATA and axis not in cut)]
         of_data = mesh.group(self._data, communicator.rank)
-        self._rank, self.replica, self.replicas = place[PIPELINE], of_data.index(communicator.rank), len(of_data)
+        self.replica, self.replicas = of_data.index(communicator.rank), len(of_data)
         # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
         self.ranks = mesh.group(PIPELINE, communicator.rank)
+        self._rank = self.ranks.index(communicator.rank)
         self._stage_ranks = mesh.group(
             [axis for axis in mesh.axis_names if axis not in (PIPELINE, *self._data)], communicator.rank
         )
@@ -145,6 +149,9 @@ class Pipeline:
             stages = self._found_stages(example, balance, memory_limit)
         self.stages = checked(model, stages, self._length)
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
+        # Stage -> the micro-batch whose gradients of weights are the last.
+        last = [each for cell in self._cells for each in cell if each.kind in (BACKWARD, WEIGHT_GRADIENT)]
+        self._last_backward = {action.stage: action.microbatch for action in last}
         self._switch = Switch(calls(model, self.stages))
         # Modes of the model's modules -> results of the passes in these modes.
         self._known: dict[tuple[bool, ...], ForwardCache] = {}
@@ -171,13 +178,11 @@ class Pipeline:
         self._read: list[Array] = []
         self._seen: list[Array] = []
         self._seen_at = 0
-        # The ranks of this rank's pipeline, once they are needed as a group.
-        self._group: Group | None = None
         self.losses: list[Tensor] = []
 
-    def _found_groups(self) -> set[Along]:
+    def _found_groups(self) -> set[tuple[Mesh, tuple[str, ...]]]:
         """Return where groups of `fully_shard` sum gradients. Raise InputError for axes that the mesh cannot have."""
-        found = {along for p in self.model.parameters() if (along := summed().along(p)) is not None}
+        found = {along for p in self.model.parameters() if (along := summed_along(p)) is not None}
         rank = self._communicator.rank
         for mesh, axes in found:
             is_known = PIPELINE not in axes and set(axes) <= set(self.mesh.axis_names)
@@ -211,8 +216,8 @@ class Pipeline:
         length = self.schedule.ranks
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
-            own, along = self._owners[id(parameter)], summed().along(parameter)
-            others = () if along is None else along.axes
+            own, along = self._owners[id(parameter)], summed_along(parameter)
+            others = () if along is None else along[1]
             # The pipelines among which nobody else sums, one after the other.
             for column in self.mesh.groups([*(axis for axis in self._data if axis not in others), PIPELINE]):
                 ranks = tuple(rank for i, rank in enumerate(column) if i % length in own)
@@ -309,20 +314,9 @@ class Pipeline:
 
         Collective: yes, over all ranks. As a barrier between steps, it brings back the bubble of "zero bubble".
         """
-        return clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite, over=self._over_ranks)
-
-    def _over_ranks(self, values: list[float], gradients: list[Tensor], op: str = "sum") -> list[float]:
-        """Reduce values of this rank's gradients over all ranks, to a single one; see `over_slices`."""
-        with_gradient = [p for p in self.parameters() if p.grad is not None]
-        xp, own = get_namespace(*values), 0.0
-        if op == "sum":
-            for value, parameter in zip(values, with_gradient, strict=True):
-                slices = 1 if parameter.placement is None else prod(parameter.placement.layout.cuts)
-                holders = len(self._owners[id(parameter)]) * self.replicas * len(self._stage_ranks)
-                own += value * slices / holders
-        elif values:
-            own = xp.max(xp.asarray(values))
-        return [self._communicator.all_reduce(xp.asarray(own, np.float64), op).item()]
+        parameters, others = self.parameters(), self.replicas * len(self._stage_ranks)
+        holders = [len(self._owners[id(p)]) * others for p in parameters if p.grad is not None]
+        return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, holders=holders)
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank, such as for `GradScaler(reduce_overflow=pipeline.any_rank)`."""
@@ -367,14 +361,11 @@ class Pipeline:
 
         Training changes those of a rank's own stages alone. Afterwards the model is that of one device.
         """
-        if self._group is None:
-            groups = [self._communicator.new_group(ranks) for ranks in self.mesh.groups(PIPELINE)]
-            self._group = next(group for group in groups if group.rank is not None)
-        stages = self._stages_of_tensors()
+        stages, group = self._stages_of_tensors(), group_along(self.mesh, (PIPELINE,))
         for _, x in self.model._saved_tensors():
             rank = self.schedule.rank_of(stages.get(id(x), 0))
             data = get_namespace(x.data).empty(x.shape, x.dtype) if is_deferred(x) else x.data
-            x.data = collectives.broadcast(data, self.ranks[rank], self._group)
+            x.data = data if group is None else collectives.broadcast(data, self.ranks[rank], group)
             if is_deferred(x):
                 x.initial = None  # type: ignore[attr-defined]
 

@@ -28,7 +28,7 @@ from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.layout.sharding import Placement, placement
 from simparallel.nn import Module, checkpoint
-from simparallel.parallel.ddp.summed import summed
+from simparallel.nn.hooks import summed_along
 from simparallel.parallel.operator.interpreter import SHARDED, move_tensor, relabelled
 
 # The stage of values that every rank has.
@@ -302,11 +302,12 @@ class StageForward(AbstractInterpreter):
         source = self.stage_of(x)
         if self.is_first and source == EVERYWHERE and self._around == EVERYWHERE and isinstance(x, Tensor):
             for leaf in _leaves([x]):
-                if summed().along(leaf) is not None:
+                if summed_along(leaf) is not None:
                     raise InputError(
                         f"Pipeline: code of the model uses {leaf.name} between its children, and a group of "
-                        "fully_shard has it, which gathers it for its child alone. Leave it out of groups: then the "
-                        "Pipeline sums its gradient, as for tied weights."
+                        "fully_shard has it, which gathers it for its child alone. Read it in that child, which may "
+                        "have a name in each stage that calls it; or leave it out of groups: then the Pipeline sums "
+                        "its gradient, as for tied weights."
                     )
                 self.used.setdefault(id(leaf), set()).add(target)
         if source in (EVERYWHERE, target):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -16,6 +17,7 @@ from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad, run_backward
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, has_data, random_state
+from simparallel.base.attributes import setting
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import GRADIENTS
 from simparallel.clock.recorder import observer_of
@@ -26,6 +28,8 @@ from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIE
 from simparallel.parallel.pipeline.rules import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
 from simparallel.parallel.pipeline.stage_forward import ForwardCache, StageForward, StageValue
+from simparallel.parallel.sharded.group import is_reduced_already
+from simparallel.parallel.sharded.order import order
 
 if TYPE_CHECKING:
     from simparallel.parallel.pipeline.pipeline import Pipeline
@@ -92,14 +96,22 @@ class PipelineStep:
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed(), self._pipeline.running():
-            for cell in self._pipeline._cells:
+        pipeline = self._pipeline
+        # Gradients of earlier steps have been summed over the owners already: groups may not add new ones to them.
+        shared = [p for _, parameters in pipeline._shared for p in parameters if is_reduced_already(p)]
+        with pipeline._switch.installed(), pipeline.running(), setting(*shared, grad=None):
+            for cell in pipeline._cells:
                 for action in cell:
                     try:
                         act[action.kind](action)
                     except BaseException as error:
                         error.add_note(self._describe_place(action, str(error)))
                         raise
+            if waiting := [p.name for p in shared if p.grad is not None]:
+                raise InputError(
+                    f"Pipeline: ranks share {waiting[0]}, and have summed its gradient of an earlier step; that of "
+                    "this one waits. Call set_requires_gradient_sync(True) before the step, or zero_grad()."
+                )
         self.end_masks()
         for work in self._works:
             work.wait()
@@ -167,7 +179,10 @@ class PipelineStep:
 
     def _forward(self, action: Action) -> None:
         stage, m = action.stage, action.microbatch
-        loss, forward = self.run_stage(stage, m)
+        # Gradients "P" of groups are reduced in the last backward.
+        waits = self._optimizer is None and m != self._pipeline._last_backward[stage]
+        with order().no_sync() if waits else nullcontext():
+            loss, forward = self.run_stage(stage, m)
         if forward.is_first:
             self._check(loss, forward)
         is_last = stage % self._length == self._length - 1

@@ -8,12 +8,12 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array
-from simparallel.comm import Group, current
+from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh, shared_mesh
 from simparallel.layout.sharding import Placement, placement
-from simparallel.parallel.operator.interpreter import running_on, sharder
+from simparallel.parallel.operator.interpreter import group_along, running_on
 from simparallel.parallel.operator.op_call import mode
 
 
@@ -65,11 +65,10 @@ class Axes:
             names_text = " and ".join(p.name for p in computing.values())
             raise InputError(f"fully_shard: {names_text} are cut over different ranks; a group computes on the same.")
         cut, equal = ((names[-1],), names[:-1]) if shards else ((), names)
-        self.shard, self.replicas, self.everyone = self._group(cut), self._group(equal), self._group(names)
-        self.size = self.shard.size if self.shard else 1
-        self.rank = _rank_in(self.shard)
-        replicas = self.replicas.size if self.replicas else 1
-        self.part = _rank_in(self.replicas) * self.size + self.rank, replicas * self.size
+        self.shard, self.replicas, self.everyone = (group_along(mesh, axes) for axes in (cut, equal, names))
+        of_slices, of_parts = mesh.group(cut, communicator.rank), mesh.group(names, communicator.rank)
+        self.size, self.rank = len(of_slices), of_slices.index(communicator.rank)
+        self.part = of_parts.index(communicator.rank), len(of_parts)
         # The ranks that have the same parameters, slices or not.
         self._holders = mesh.part([name for name in mesh.axis_names if name in {*names, *own}], communicator.rank)
 
@@ -87,11 +86,6 @@ class Axes:
             )
         return own
 
-    def _group(self, names: tuple[str, ...]) -> Group | None:
-        if not names or len(self.mesh.groups(names)[0]) == 1:
-            return None
-        return sharder().groups.mine(self.mesh.groups(names))
-
     def running(self) -> AbstractContextManager[None]:
         """Run ops on the ranks that compute with the same part of the batch, inside the block."""
         return nullcontext() if self.ranks is None else running_on(self.ranks)
@@ -99,13 +93,6 @@ class Axes:
     def addend(self, gradient: Array) -> Array:
         """Return the addend of this part of the batch in a mean over all parts; weighted losses have a sum instead."""
         return gradient * self.part[1] if mode.weighted and self.part[1] > 1 else gradient
-
-    def among(self, computed: Placement | None, axes: tuple[str, ...]) -> Group | None:
-        """Return the ranks that compute with this one, along axes of the layout of a parameter; None for no others."""
-        if computed is None or not axes:
-            return None
-        with self.running():
-            return sharder().groups.mine(computed.layout.mesh.groups(axes))
 
     def stored(self, p: Tensor) -> Placement | None:
         """Return the placement of a parameter of which each rank has its chunk of rows of what it computes with."""
@@ -121,7 +108,3 @@ class Axes:
     def _layout(self, computed: Placement | None, ndim: int) -> Layout:
         dims = [()] * ndim if computed is None else computed.layout.axes_by_dim
         return Layout.of_mesh(self._holders)(*(axes or "None" for axes in dims))
-
-
-def _rank_in(group: Group | None) -> int:
-    return 0 if group is None else group.rank or 0

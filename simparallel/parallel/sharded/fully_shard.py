@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from simparallel.errors import InputError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.amp import check_unchanged
-from simparallel.nn.hooks import is_reduced
+from simparallel.nn.hooks import is_reduced, summed_along
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
@@ -74,7 +74,7 @@ def fully_shard(
         axis: name of the axis of slices. A pair such as ("replicate", "shard") is hybrid sharding: slices along the
             second axis, and equal ones along the first.
         parameter, gradient, state: the letters. With gradient "S" each micro-batch is reduced; with "P" those inside
-            of `no_sync()` wait for the first one after it.
+            of `no_sync()` wait for the first one after it, and those of a `Pipeline` for the last one of a step.
         reshard_after_forward: free the whole parameters after forward, and gather them again in backward. None does so
             for all modules but the outermost one, whose backward begins at once. For parameter "S" only.
         mp_policy: dtypes to compute and to reduce in: slices keep their dtype, and are gathered in `param_dtype`, in
@@ -120,7 +120,7 @@ def fully_shard(
     name, axes = module._path or type(module).__name__, Axes(mesh, axis, letters.shards_state, list(places))
     group = ShardedGroup(name, places, axes, letters, mp_policy)
     group.reshards = False if letters.keeps_whole or axes.shard is None else reshard_after_forward
-    order().add(group)
+    order().groups.add(group)
     own = type(module)
     module.__class__ = type(own.__name__, (FullySharded, own), {"__module__": own.__module__, "__doc__": own.__doc__})
     module.__dict__["_sharded"], module.__dict__["_sharded_buffers"] = group, None
@@ -136,7 +136,7 @@ def _places(module: Module) -> dict[Parameter, list[Place]]:
     for name, part in module.named_modules():
         inside = name and _is_in_group(module, name)
         for own, p in part._parameters.items():
-            is_owned = p is not None and p.interpreter is not None and p.interpreter.reduces
+            is_owned = p is not None and summed_along(p) is not None
             if p is None or (inside and is_owned):
                 continue
             if is_owned:
@@ -215,15 +215,12 @@ class FullySharded(Module):
             use = Use(group, now)
             # A part that is recomputed is followed by the one before it.
             now.begin(group, "backward" if grad_mode.recomputing else "forward")
-        now.depth += 1
-        try:
-            # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
-            part = group.axes.part if is_outermost else random_state.given_part
-            installed = nullcontext() if use is None else use.installed(group, use.tensors)
-            with setting(random_state, given_part=part), setting(self, _is_running=True), installed:
-                y = run(*inputs, **kwargs)
-        finally:
-            now.depth -= 1
+        # Ranks draw the masks of their parts of the batch, as with DistributedDataParallel.
+        part = group.axes.part if is_outermost else random_state.given_part
+        installed = nullcontext() if use is None else use.installed(group, use.tensors)
+        running = setting(self, _is_running=True)
+        with setting(now, depth=now.depth + 1), running, setting(random_state, given_part=part), installed:
+            y = run(*inputs, **kwargs)
         if use is not None:
             # Backward begins where a recomputed part ends.
             use.end_forward(y, reshards and not grad_mode.recomputing)
@@ -259,21 +256,13 @@ class FullySharded(Module):
     def _groups(self) -> list[ShardedGroup]:
         return [part._sharded for part in self.modules() if isinstance(part, FullySharded)]
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Run micro-batches before the last one inside the block; the place of the forward pass decides.
 
         Gradients "P" wait in `.grad`, whole on each rank, and are reduced with those of the first backward after the
         block. Gradients "S" are reduced and added to the slices anyway, which saves their memory. Collective: no.
         """
-        groups = [(group, group.syncs) for group in self._groups()]
-        for group, _ in groups:
-            group.syncs = group.syncs and group.letters.gradient == "S"
-        try:
-            yield
-        finally:
-            for group, before in groups:
-                group.syncs = before
+        return order().no_sync(self._groups())
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Reduce the gradients of coming forward passes, or keep them whole on each rank whatever the letters say.

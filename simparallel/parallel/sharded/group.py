@@ -32,7 +32,7 @@ from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.letters import Letters
 from simparallel.parallel.sharded.rows import FlatRows, flat_rows
-from simparallel.parallel.sharded.stored import STORED, WHOLE
+from simparallel.parallel.sharded.stored import StoredInterpreter, WholeInterpreter, interpreter
 
 # The parameters of a module, and the name of one; not the module, which refers to its group.
 Place = tuple[dict[str, Any], str]
@@ -45,6 +45,15 @@ class Gathering(NamedTuple):
     begun: int
     by_rank: Array
     work: Work | None
+
+
+def is_reduced_already(p: Tensor) -> bool:
+    """Return whether a parameter has a gradient other than one of this rank alone, which its group will reduce."""
+    grad = p._grad
+    if grad is None or p.placement is not None:
+        return grad is not None and grad.placement is p.placement.gradient  # type: ignore[union-attr]
+    # Of a whole parameter only gradients that wait have its interpreter.
+    return p.interpreter is None or grad.interpreter is not p.interpreter
 
 
 class ShardedGroup:
@@ -117,10 +126,7 @@ class ShardedGroup:
         """Return a flat array to compute with; one of the stored dtype that peers read in place, if it is shared."""
         like = self.parameters[0]._data
         array = empty_like(like, size, current()) if is_shared else get_namespace(like).empty(size, self.dtype)
-        recorder = current_recorder()
-        if recorder is not None:
-            what = f"parameters of {self.name}"
-            recorder.of(self.parameters[0]._device or recorder.device).memory.hold(array, category, what=what)
+        observer_of(self.parameters[0]._device).memory.hold(array, category, what=f"parameters of {self.name}")
         return array
 
     def _store(self, values: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -128,8 +134,7 @@ class ShardedGroup:
         rank, size = self.axes.rank, self.rows.size * (self.axes.size if self._holds_slices else 1)
         self.flat = self._new_array(size, PARAMETERS, is_shared=True)
         self.flat[...] = 0
-        own = self.rows.own_chunks_by_tensor if self._holds_slices else self.rows.own_chunks
-        self.slices = own(self.flat, rank)
+        self.slices = self.rows.own_chunks(self.flat, rank, by_tensor=self._holds_slices)
         if self._holds_slices or (self.axes.shard is None and not self.casts):
             self.kept = self.flat
         spans = self.rows.spans(rank)
@@ -143,7 +148,8 @@ class ShardedGroup:
                 value = value[first:last]
             own_slice[...] = value
             p._data = own_slice
-            p.placement, p.interpreter = stored, WHOLE if stored is None else STORED
+            kind = WholeInterpreter if stored is None else StoredInterpreter
+            p.placement, p.interpreter = stored, interpreter(kind, (self.axes.mesh, self.axes.names))
         self._gathered_at = None
 
     def _follow_values(self) -> None:
@@ -172,13 +178,15 @@ class ShardedGroup:
                         "fully_shard."
                     )
 
+    def tensor(self, i: int, array: Array, node: Any = None) -> Tensor:
+        """Return parameter number `i` as the module computes with it: on a slice of its own, if it is cut."""
+        place = self.computed[i]
+        interpreter = None if place is None else SHARDED
+        return Tensor._result(array, node, self.parameters[i]._device, place, interpreter)
+
     def placeholders(self) -> list[Tensor]:
         """Return tensors without data in place of the whole parameters."""
-        arrays = [placeholder(shape, self.dtype) for shape in self.rows.shapes]
-        return [
-            Tensor._result(array, None, None, place, None if place is None else SHARDED)
-            for array, place in zip(arrays, self.computed, strict=True)
-        ]
+        return [self.tensor(i, placeholder(shape, self.dtype)) for i, shape in enumerate(self.rows.shapes)]
 
     # --- gathering --------------------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class ShardedGroup:
         """Start to gather the parameters for their next use. Collective: yes."""
         if self._ahead is None and self.axes.shard is not None and not self.letters.keeps_whole:
             self._follow_values()
-            self._ahead = self._start(self.slices)
+            self._ahead = self._start(self.slices, GATHERED)
 
     def forget_ahead(self) -> None:
         """Drop parameters that were gathered ahead."""
@@ -222,7 +230,8 @@ class ShardedGroup:
         self.forget_ahead()
         return self._finish(self._start(stored))
 
-    def _start(self, stored: Sequence[Array]) -> Gathering:
+    def _start(self, stored: Sequence[Array], category: str = BUFFERS) -> Gathering:
+        """Start to gather these slices; what arrives counts as whole parameters if nobody waits for it yet."""
         begun, wire = next(grad_mode.numbers), self.flat
         is_flat = not self._holds_slices and all(a is b for a, b in zip(stored, self.slices, strict=True))
         if not is_flat or self.casts:
@@ -232,7 +241,7 @@ class ShardedGroup:
                 own[...] = value
         if self.axes.shard is None:
             return Gathering(stored, begun, wire, None)
-        by_rank = self._new_array(self.rows.size * self.axes.size, BUFFERS)
+        by_rank = self._new_array(self.rows.size * self.axes.size, category)
         with current().for_purpose(f"parameters of {self.name}"):
             work = collectives.all_gather(wire, 0, self.axes.shard, async_op=True, out=by_rank)
         return Gathering(stored, begun, by_rank, work)
@@ -284,7 +293,7 @@ class ShardedGroup:
             whole[first:last] += p._grad._data * self.axes.size
         observer_of(p._device).memory.hold(whole, GRADIENTS)
         place = None if p.placement is None else self.axes.partial(self.computed[i], p.shape)
-        p._grad = Tensor._result(whole, None, p._device, place, None if place is None else p.interpreter)
+        p._grad = Tensor._result(whole, None, p._device, place, p.interpreter)
 
     def rows_of(self, numbers: tuple[int, ...]) -> FlatRows:
         """Return the places of these parameters' gradients."""

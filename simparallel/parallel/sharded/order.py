@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.backend import Array
+from simparallel.base.attributes import setting
 from simparallel.clock.memory import GRADIENTS
-from simparallel.clock.recorder import current_recorder
+from simparallel.clock.recorder import observer_of
 from simparallel.comm import Work, current
 from simparallel.errors import InputError
 from simparallel.nn.hooks import is_reduced
 from simparallel.optim.optimizer import optimizers_of
-from simparallel.parallel.ddp.summed import Along, summed
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
-from simparallel.parallel.operator.interpreter import sharder
+from simparallel.parallel.operator.interpreter import group_along, sharder
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.group import ShardedGroup
 
@@ -40,6 +40,7 @@ class UseOrder:
 
     Attributes:
         depth: number of groups whose forward runs, one inside the other.
+        groups: all of this rank.
     """
 
     def __init__(self) -> None:
@@ -48,16 +49,11 @@ class UseOrder:
         self._last: tuple[str, weakref.ref[ShardedGroup]] | None = None
         self._reductions: list[_Reduction] = []
         self._finishing: Backward | None = None
-        self._groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
-
-    def add(self, group: ShardedGroup) -> None:
-        """Note a new group."""
-        self._groups.add(group)
-        summed().add(group.parameters, Along(group.axes.mesh, group.axes.names))
+        self.groups: weakref.WeakSet[ShardedGroup] = weakref.WeakSet()
 
     def syncs(self) -> dict[ShardedGroup, bool]:
         """Return which groups reduce the gradients of forward passes that begin now."""
-        return {group: group.syncs for group in self._groups}
+        return {group: group.syncs for group in self.groups}
 
     @staticmethod
     @contextmanager
@@ -71,6 +67,15 @@ class UseOrder:
         finally:
             for group, value in before:
                 group.syncs = value
+
+    def no_sync(self, groups: Iterable[ShardedGroup] | None = None) -> AbstractContextManager[None]:
+        """Let gradients "P" wait for a later backward, for forwards inside the block.
+
+        Args:
+            groups: those that wait; None for all with other ranks.
+        """
+        chosen = [group for group in self.groups if group.axes.everyone] if groups is None else groups
+        return setting(*(group for group in chosen if group.letters.gradient == "P"), syncs=False)
 
     def begin(self, group: ShardedGroup, phase: str, gathers: bool = True) -> None:
         """Note that a group is used, and gather the next one. Collective: yes.
@@ -144,11 +149,10 @@ class UseOrder:
         backward: Backward,
     ) -> None:
         own = own.astype(group.parameters[0].dtype, copy=False)
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.memory.hold(own, GRADIENTS)
+        observer_of(None).memory.hold(own, GRADIENTS)
         for i, gradient in zip(numbers, group.rows_of(numbers).own_chunks(own, group.axes.rank), strict=True):
-            among = group.axes.among(group.computed[i], unfinished.get(i, ()))
+            computed = group.computed[i]
+            among = None if computed is None else group_along(computed.layout.mesh, unfinished.get(i, ()))
             if among is None:
                 backward.deliver(group.parameters[i], gradient)
             else:

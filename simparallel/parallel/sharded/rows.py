@@ -49,21 +49,16 @@ class FlatRows:
         full = [shape[0] // -(-shape[0] // self.ranks) for shape in self.shapes if shape[0] % self.ranks]
         return sorted({rank for count in full for rank in (count - 1, count, count + 1) if 0 <= rank < self.ranks})
 
-    def own_chunks(self, segment: Array, rank: int) -> list[Array]:
-        """Return the rank's chunk of each tensor, without padding, as views of its part of an array by rank."""
-        return self._chunk_views(segment, self._starts, rank)
+    def own_chunks(self, flat: Array, rank: int, by_tensor: bool = False) -> list[Array]:
+        """Return the rank's chunk of each tensor, without padding.
 
-    def own_chunks_by_tensor(self, flat: Array, rank: int) -> list[Array]:
-        """Return the rank's chunk of each tensor, without padding, as views of an array by tensor."""
-        pairs = zip(self._starts, self._chunks, strict=False)
-        return self._chunk_views(flat, [self.ranks * start + rank * chunk for start, chunk in pairs], rank)
-
-    def _chunk_views(self, flat: Array, starts: Sequence[int], rank: int) -> list[Array]:
+        Views of an array by tensor, or of the rank's part of an array by rank.
+        """
         found = []
-        for (first, last), shape, width, start in zip(
-            self.spans(rank), self.shapes, self._widths, starts, strict=False
-        ):
-            found.append(flat[start : start + (last - first) * width].reshape(last - first, *shape[1:]))
+        for i, (first, last) in enumerate(self.spans(rank)):
+            start = self.ranks * self._starts[i] + rank * self._chunks[i] if by_tensor else self._starts[i]
+            stop = start + (last - first) * self._widths[i]
+            found.append(flat[start:stop].reshape(last - first, *self.shapes[i][1:]))
         return found
 
     def tensors(self, flat: Array) -> list[Array]:

@@ -5,23 +5,34 @@ There it is a slice, or it is whole and nobody would reduce its gradient, or it 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.interpreter import NamedInterpreter
+from simparallel.autograd.interpreter import AbstractInterpreter, NamedInterpreter
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array
+from simparallel.base.attributes import setting
 from simparallel.errors import LayoutError
+from simparallel.layout.mesh import Mesh
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.interpreter import ShardedInterpreter, running_on
 
 
-class _Stored(ShardedInterpreter):
-    """Runs ops on stored parameters among themselves, such as a norm; refuses to combine them with activations."""
+class AbstractOfGroup(AbstractInterpreter):
+    """Base of interpreters of a group's parameters."""
 
-    reduces = True
+    def __init__(self, along: tuple[Mesh, tuple[str, ...]]) -> None:
+        self.along = along
+
+    def __reduce__(self) -> Any:
+        return interpreter, (type(self), self.along)
+
+
+class StoredInterpreter(AbstractOfGroup, ShardedInterpreter):
+    """Runs ops on stored parameters among themselves, such as a norm; refuses to combine them with activations."""
 
     def data_of(self, x: Tensor) -> Array:
         """Return the slice, read-only but for an optimizer's update. An array on a GPU has no such flag.
@@ -51,10 +62,8 @@ class _Stored(ShardedInterpreter):
             return super().run(op, inputs)
 
 
-class _Whole(NamedInterpreter):
+class WholeInterpreter(AbstractOfGroup):
     """Runs ops on whole parameters among themselves; refuses to combine them with activations on the tape."""
-
-    reduces = True
 
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the arrays of its inputs; a result that is not a number has this interpreter, too.
@@ -62,23 +71,18 @@ class _Whole(NamedInterpreter):
         Raises:
             LayoutError: a parameter meets a plain tensor, which differs between the ranks, and needs a gradient.
         """
-        own = [x for x in inputs if x.interpreter is self]
+        own = [x for x in inputs if type(x.interpreter) is WholeInterpreter]
         if not (grad_mode.enabled and any(x.requires_grad for x in own)):
             return None
-        if any(x.interpreter is not self and x.shape for x in inputs):
+        if any(type(x.interpreter) is not WholeInterpreter and x.shape for x in inputs):
             name = next((x.name for x in own if x.name), "a parameter")
             raise LayoutError(
                 f"{op.described}: the gradient of {name} is reduced by fully_shard only where the forward of its "
                 "module reads it. Call fully_shard for a module that contains all its uses, as for tied weights, or "
                 "use detach()."
             )
-        for x in own:
-            x.interpreter = None
-        try:
+        with setting(*own, interpreter=None):
             y: Tensor = op(*inputs)
-        finally:
-            for x in own:
-                x.interpreter = self
         if y.shape and y.requires_grad:
             y.interpreter = self
         return y
@@ -100,6 +104,10 @@ class _Freed(NamedInterpreter):
         )
 
 
-STORED = _Stored("STORED")
-WHOLE = _Whole("WHOLE")
 FREED = _Freed("FREED")
+
+
+@cache
+def interpreter(kind: type[AbstractOfGroup], along: tuple[Mesh, tuple[str, ...]]) -> AbstractOfGroup:
+    """Return the interpreter of this kind for all groups that sum gradients along these axes of a mesh."""
+    return kind(along)

@@ -14,14 +14,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tree_map import leaves
+from simparallel.autograd.tree_map import change_each, leaves
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.clock.memory import owner_of
 from simparallel.comm import current
@@ -72,13 +73,7 @@ class Use:
             for k, i in enumerate(trained):
                 parts[i] = Node(_Part(gather, k), SimpleNamespace(needs=(True,)), (whole,))  # type: ignore[arg-type]
             self._own_nodes = [node, *parts.values()]
-        return [self._tensor(i, array, parts.get(i)) for i, array in enumerate(arrays)]
-
-    def _tensor(self, i: int, array: Array, node: Node | None = None) -> Tensor:
-        """Return a parameter as the module computes with it: on a slice of its own, if it is cut."""
-        place = self.group.computed[i]
-        interpreter = None if place is None else SHARDED
-        return Tensor._result(array, node, self.group.parameters[i]._device, place, interpreter)
+        return [group.tensor(i, array, parts.get(i)) for i, array in enumerate(arrays)]
 
     # --- forward ----------------------------------------------------------------------------------------
 
@@ -115,14 +110,13 @@ class Use:
                 _free(tensor, p)
         is_freed = flat is not self.group.kept
         for node in _nodes_since(results, self._start):
-            found = list(_views(node.ctx, flat)) if is_freed else []
+            found = _with_places(node.ctx, flat) if is_freed else {}
             if not (found or node.op.runs_modules):
                 continue
             self._num_kept += 1
             if reshards:
-                for view in found:
-                    view.drop(node.ctx)
-            node.op = _Kept(node.op, self, found if reshards else [])  # type: ignore[assignment]
+                vars(node.ctx).update(found)
+            node.op = _Kept(node.op, self, found if reshards else {})  # type: ignore[assignment]
         if reshards or not self._num_kept:
             self._flat = None
 
@@ -146,7 +140,7 @@ class Use:
         tensors = []
         for i, (known, array) in enumerate(zip(self._known, self.group.rows.tensors(flat), strict=True)):
             x = known()
-            tensors.append(self._tensor(i, array) if x is None else x)
+            tensors.append(self.group.tensor(i, array) if x is None else x)
             place = self.group.computed[i]
             tensors[-1]._data, tensors[-1].placement = array, place
             tensors[-1].interpreter = None if place is None else SHARDED
@@ -262,11 +256,16 @@ class _Part(Reversible):
 class _Kept(Reversible):
     """An op that keeps views of whole parameters for backward; its own context gets them back just before.
 
-    The views are kept here and not with the use, which the tape refers to: a cycle would delay that memory is freed.
+    They are kept here and not with the use, which the tape refers to: a cycle would delay that memory is freed.
+
+    Args:
+        op: the op.
+        use: the parameters.
+        kept: name -> value that the op keeps, with places in the flat array instead of views.
     """
 
-    def __init__(self, op: Any, use: Use, views: Sequence[_View]) -> None:
-        self._op, self._use, self._views = op, use, views
+    def __init__(self, op: Any, use: Use, kept: Mapping[str, Any]) -> None:
+        self._op, self._use, self._kept = op, use, kept
         # Groups that run again gather anew; the place of the first run decides whether they reduce gradients.
         self._syncs = use.order.syncs() if op.runs_modules else {}
         self.accumulates, self.fills_grad_buffers = op.accumulates, op.fills_grad_buffers
@@ -274,8 +273,8 @@ class _Kept(Reversible):
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         flat = self._use.flat()
-        for view in self._views:
-            view.bring_back(ctx, flat)
+        for name, value in self._kept.items():
+            setattr(ctx, name, change_each(value, partial(_view, flat)))
         with self._use.installed_again(flat, self._syncs) if self._op.runs_modules else nullcontext():
             found: Sequence[Array | None] = self._op.run_backward(ctx, dy)
         self._use.count()
@@ -285,53 +284,40 @@ class _Kept(Reversible):
         return repr(self._op)
 
 
-class _View(NamedTuple):
-    """A view of a flat array among the values that an op keeps: its name, its number in a tuple, and its place."""
+class _Place:
+    """The place of a view in a flat array."""
 
-    name: str
-    item: int | None
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def drop(self, ctx: Any) -> None:
-        self._set(ctx, None)
-
-    def bring_back(self, ctx: Any, flat: Array) -> None:
-        if isinstance(flat, np.ndarray):
-            array: Array = np.ndarray.__new__(
-                type(flat), self.shape, flat.dtype, flat, self.offset * flat.itemsize, self.strides
-            )
-        else:
-            array = get_namespace(flat).lib.stride_tricks.as_strided(flat[self.offset :], self.shape, self.strides)
-        self._set(ctx, array)
-
-    def _set(self, ctx: Any, array: Array | None) -> None:
-        if self.item is None:
-            setattr(ctx, self.name, array)
-            return
-        kept = getattr(ctx, self.name)
-        setattr(ctx, self.name, (*kept[: self.item], array, *kept[self.item + 1 :]))
+    def __init__(self, view: Array, flat: Array) -> None:
+        self.offset = (_address(view) - _address(flat)) // flat.itemsize
+        self.shape, self.strides = view.shape, view.strides
 
 
-def _views(ctx: Any, flat: Array) -> Iterator[_View]:
-    """Yield the views of the array among the values that an op keeps."""
-    for name, value in tuple(vars(ctx).items()):
-        if isinstance(value, tuple):
-            for index, item in enumerate(value):
-                if is_array(item) and owner_of(item) is flat:
-                    yield _View(name, index, _offset(item, flat), item.shape, item.strides)
-        elif is_array(value) and owner_of(value) is flat:
-            yield _View(name, None, _offset(value, flat), value.shape, value.strides)
+def _view(flat: Array, value: Any) -> Any:
+    """Return the view at a place in a flat array; any other value as it is."""
+    if type(value) is not _Place:
+        return value
+    if isinstance(flat, np.ndarray):
+        offset_bytes = value.offset * flat.itemsize
+        return np.ndarray.__new__(type(flat), value.shape, flat.dtype, flat, offset_bytes, value.strides)
+    return get_namespace(flat).lib.stride_tricks.as_strided(flat[value.offset :], value.shape, value.strides)
+
+
+def _with_places(ctx: Any, flat: Array) -> dict[str, Any]:
+    """Return name -> value that an op keeps, of those with views of the array, which places replace."""
+
+    def is_view(x: Any) -> bool:
+        return is_array(x) and owner_of(x) is flat
+
+    found = {}
+    for name, value in vars(ctx).items():
+        if any(map(is_view, value if isinstance(value, tuple) else (value,))):
+            found[name] = change_each(value, lambda x: _Place(x, flat) if is_view(x) else x)
+    return found
 
 
 def _address(array: Array) -> int:
     found: int = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
     return found
-
-
-def _offset(view: Array, flat: Array) -> int:
-    return (_address(view) - _address(flat)) // flat.itemsize
 
 
 def _nodes_since(results: Any, start: int) -> Iterator[Node]:

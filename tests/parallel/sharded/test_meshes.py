@@ -350,8 +350,8 @@ def _drawn(number: int) -> tuple[Run, Run, Kill | None]:
     samples = 2 * lcm(*(sizes[1] * sizes[2] for sizes in both))
     runs = []
     for sizes in both:
-        # A pipeline alone has replicas along "dp".
-        letters = draw.choice([*LETTERS, *["DDP"][: sizes[0] == 1], *[""][: sizes[0] > 1 == sizes[2]]])
+        # A pipeline alone has replicas, too.
+        letters = draw.choice([*LETTERS, *["DDP"][: sizes[0] == 1], *[""][: sizes[0] > 1]])
         runs.append(Run(sizes, letters, draw.choice(["shard", ("dp", "shard")][sizes[0] == 1 :]), kind, samples))
     kill = Kill(draw.randrange(prod(both[0])), draw.random(), draw.random() < 0.7) if number % 3 == 2 else None
     return runs[0], runs[1], kill
@@ -417,6 +417,27 @@ def test_dry_run_of_a_mesh_has_the_same_events(sizes, name):
         for run in (real, dry)
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 2, 1), (2, 1, 2, 2), (2, 2, 2, 1)], ids=str)
+def test_replicas_of_a_pipeline_without_groups(sizes):
+    """The axes "dp" and "shard" have different samples, and the pipeline sums along both."""
+    _check(sizes, "", "shard", Kind(2, 2, 4, 2, 11))
+
+
+def test_layouts_may_cut_along_any_other_axis():
+    """An axis along which a parameter is cut is none of data parallelism, whatever its name."""
+
+    def program() -> Any:
+        mesh = sp.Mesh((2, 2), ("pp", "dp"))
+        network = _network(Kind(2, 2, 4, 2, 11))
+        sp.distribute_module(network, sp.Layout.of_mesh(mesh.part(("dp",), sp.get_rank())), network.cuts("dp"))
+        pipeline = Pipeline(network, _loss, 2, mesh=mesh, stages=_stages(2, 2))
+        return pipeline.replicas, pipeline.step(*_batch(2, 11)).item()
+
+    expected = _alone(2, Kind(2, 2, 4, 2, 11)).losses[0]
+    for replicas, loss in sp.launch(program, world_size=4, transport="inline"):
+        assert (replicas, loss) == (1, pytest.approx(expected, rel=1e-12))
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1, 2), (1, 3, 1, 1)], ids=str)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sharded_programs import gpt, mlp, shard, train
+from sharded_programs import LETTERS, OPTIMIZERS, gpt, mlp, shard, train
 
 import simparallel as sp
 from simparallel.clock.recorder import current_recorder
@@ -45,25 +45,29 @@ def _blocks(model: Any) -> list[Any]:
     return list(model.blocks) if hasattr(model, "blocks") else [x for x in model if isinstance(x, sp.nn.Linear)][:-1]
 
 
-WIDTH, BLOCKS = 64, 6
+WIDTH, BLOCKS = 60, 6
 
 
-def _peak(letters: str, trains: bool = True) -> dict[str, int]:
+def _peak(
+    letters: str, trains: bool = True, reshards: bool | None = None, micro_batches: int = 1, optimizer: str = "adam"
+) -> dict[str, int]:
     """Return the bytes of states at the peak of a step: blocks of one matrix each, and next to no activations."""
     model = sp.nn.Sequential(*(sp.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
     if letters == "DDP":
         run: Any = sp.parallel.DistributedDataParallel(model)
     else:
-        run = shard(model, letters)
-    step = sp.optim.Adam(model.parameters())
+        run = shard(model, letters, reshard_after_forward=reshards)
+    step = OPTIMIZERS[optimizer](model.parameters())
     memory = current_recorder().memory
     for _ in range(3):
         step.zero_grad()
         memory.peak = 0
-        with nullcontext() if trains else sp.no_grad():
-            loss = run(np.ones((1, WIDTH), np.float32)).sum()
+        for m in range(micro_batches):
+            with sp.no_grad() if not trains else run.no_sync() if m < micro_batches - 1 else nullcontext():
+                loss = run(np.ones((1, WIDTH), np.float32)).sum()
+            if trains:
+                loss.backward()
         if trains:
-            loss.backward()
             step.step()
     at_peak = dict(memory.at_peak)
     return {name: at_peak[name] for name in ("parameters", "gathered", "gradients", "optimizer state", "buffers")}
@@ -83,9 +87,9 @@ def test_peak_of_states(ranks):
     # The input of a reduce-scatter comes on top, unless all other ranks have read it already; its output comes later.
     least = by_formula - slices
     assert least <= sum(found.values()) - work_array <= least + block + WIDTH * 4
-    # Without backward: the root, which is kept for it, and the block in use.
+    # Without backward: the root, which is kept for it, the block in use, and the next one.
     found = sp.launch(_peak, ("SSS", False), world_size=ranks, transport="inline")[0]
-    expected = {"parameters": model // ranks, "gathered": 2 * block, "buffers": block}
+    expected = {"parameters": model // ranks, "gathered": 3 * block}
     assert {name: size for name, size in found.items() if size} == expected
     kept = sp.launch(_peak, ("RSS",), world_size=ranks, transport="inline")[0]
     assert (kept["parameters"], kept["gathered"]) == (model, 0)
@@ -93,6 +97,40 @@ def test_peak_of_states(ranks):
     assert kept["gradients"] <= model // ranks + 3 * block
     everywhere = sp.launch(_peak, ("DDP",), world_size=ranks, transport="inline")[0]
     assert sum(everywhere.values()) >= (2 + moments) * model
+
+
+def _expected_peak(letters: str, reshards: bool | None, micro_batches: int, moments: int, ranks: int) -> int:
+    """Return the bytes of states at the peak: P a block, S a slice of it.
+
+    In backward there are the gradient that an op computes, its copy by rank, and the input of the reduce-scatter under
+    way, whose slice comes later; beside them the block that is gathered ahead. That is (2 + q) P - (1 + q) S and P - S
+    for its buffer. Slices of earlier micro-batches are there already.
+    """
+    block = WIDTH * WIDTH * 4
+    model, cut = BLOCKS * block, block // ranks
+    slices = model // ranks
+    waiting = 3 * block + slices - (2 * cut if micro_batches == 1 else 0)
+    work_array = cut
+    if letters == "RPR":
+        return (2 + moments) * model + block + block
+    if letters == "SSS" and reshards is False:  # at the beginning of backward
+        return slices + model + block + moments * slices + work_array
+    if letters == "SSS":
+        return slices + waiting + block - (cut if micro_batches == 1 else 0) + moments * slices + work_array
+    gradients = model + block if letters == "RPS" and micro_batches > 1 else waiting
+    return model + gradients + moments * slices + work_array
+
+
+@pytest.mark.parametrize("ranks", [2, 6])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_peaks_are_those_of_the_formulas(ranks, optimizer):
+    """Letters, micro-batches and gathering ahead; beside states there are gradients of two rows of activations."""
+    cases = [(letters, None, count) for letters in LETTERS for count in (1, 2)]
+    for letters, reshards, count in [*cases, ("SSS", False, 1)]:
+        settings = letters, True, reshards, count, optimizer
+        found = sum(sp.dry_run(_peak, settings, world_size=ranks).values[0].values())
+        expected = _expected_peak(letters, reshards, count, 2 * (optimizer == "adam"), ranks)
+        assert expected <= found <= expected + 2 * WIDTH * 4, settings
 
 
 def _train_large(letters: str) -> list[float]:
@@ -166,11 +204,27 @@ def test_dry_run_of_a_large_model_takes_no_memory():
     assert peak_bytes < 5 * 10**7
 
 
-@pytest.mark.parametrize("ranks", [5, 12])
-def test_folded_ranks_have_the_memory_of_all(ranks):
-    """Chunks of 7, 9 and 3 rows: uneven, and fewer than there are ranks."""
-    whole = sp.dry_run(train, (mlp, "SSS"), world_size=ranks, fold=False)
-    folded = sp.dry_run(train, (mlp, "SSS"), world_size=ranks)
+@pytest.mark.parametrize(("ranks", "optimizer"), [(5, "sgd"), (5, "muon"), (12, "muon")])
+def test_folded_ranks_have_the_memory_of_all(ranks, optimizer):
+    """Chunks of 7, 9 and 3 rows: uneven, and fewer than there are ranks; and owners of matrices."""
+    whole = sp.dry_run(train, (mlp, "SSS", optimizer), world_size=ranks, fold=False)
+    folded = sp.dry_run(train, (mlp, "SSS", optimizer), world_size=ranks)
     assert folded.makespan_s == whole.makespan_s
     for rank, stands_for in enumerate(folded.stands_for):
         assert folded.memory[stands_for]["at_peak"]["parameters"] == whole.memory[rank]["at_peak"]["parameters"]
+
+
+def _owners(layers: int, width: int) -> None:
+    with sp.parallel.no_init_parameters():
+        model = sp.models.gpt(2048, 512, num_layers=layers, num_heads=2, width=width)
+    run, tokens = shard(model, "SSS"), np.zeros((1, 512), np.int64)
+    step = OPTIMIZERS["muon"](model.parameters())
+    sp.functions.cross_entropy(run(tokens).reshape(512, -1), tokens.reshape(-1)).backward()
+    step.step()
+
+
+def test_owners_of_equal_work_fold():
+    """18 matrices have owners: the table, 8 of feed-forward parts, 4 of queries to values, positions, 4 outputs."""
+    found = sp.dry_run(_owners, (4, 256), world_size=128)
+    assert found.classes == {0: 1, 1: 8, 9: 4, 13: 1, 14: 4, 18: 110}
+    assert len({*found.stands_for}) < 20

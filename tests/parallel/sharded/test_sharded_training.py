@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import product
@@ -14,6 +15,7 @@ from refusals import refused
 from sharded_programs import LETTERS, OPTIMIZERS, CheckpointInside, CheckpointOutside, Trained, gpt, mlp, shard, train
 
 import simparallel as sp
+from simparallel.clock.recorder import current_recorder
 from simparallel.optim.owners import longest_first
 
 MODELS = {"mlp": mlp, "gpt": gpt}
@@ -393,13 +395,143 @@ def _alone(shards: int) -> dict[str, Any]:
     return {"losses": losses, **{name: p.numpy() for name, p in model.named_parameters()}}
 
 
-@pytest.mark.parametrize("letters", ["SSS", "RSS"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("letters", ["SSS", "RPS", "RPR"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "chimera"])
 def test_pipelines_of_groups(letters, schedule):
     expected = _alone(2)
     for found in sp.launch(_pipeline, (letters, (2, 2), schedule), world_size=4, transport="inline"):
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def _accumulated(letters: str, schedule: str, ranks: tuple[int, int]) -> Any:
+    """Return the gradients of two equal steps, and the sizes of this rank's reductions and of its gradients."""
+    sp.manual_seed(3)
+    model, mesh = mlp(dtype=np.float64), sp.Mesh(ranks, ("pp", "shard"))
+    if letters:
+        for layer in (layer for layer in model if isinstance(layer, sp.nn.Linear)):
+            sp.parallel.fully_shard(layer, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+    pipeline = sp.parallel.Pipeline(
+        model, sp.nn.CrossEntropyLoss(), microbatches=4, schedule=schedule, mesh=mesh, balance=(3, 2)
+    )
+    draw = np.random.default_rng(sp.get_rank() % ranks[1])
+    x, y = draw.standard_normal((8, 5)), draw.integers(0, 3, 8)
+    recorder = current_recorder()
+    assert recorder is not None
+    pipeline.step(x, y)
+    start = len(recorder.events)
+    pipeline.step(x, y)
+    names, along = ("reduce_scatter", "all_reduce"), mesh.group("shard", sp.get_rank())
+    sizes = [e.sent_bytes for e in recorder.events[start:] if e.name in names and e.group == along]
+    shapes = [p.shape for p in pipeline.parameters()]
+    return {name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()}, sizes, shapes
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe_reversed", "zb_h1", "chimera"])
+def test_partial_gradients_of_a_pipeline_wait(schedule):
+    """They are reduced in the last backward of a stage, sharded ones in each; then the pipeline sums both over stages
+    with equal parameters. The numbers are those of a pipeline that sums afterwards."""
+    ranks = 3
+    expected = sp.launch(_accumulated, ("", schedule, (2, ranks)), world_size=2 * ranks, transport="inline")
+    for letters in ("RPR", "RPS", "RSS"):
+        found = sp.launch(_accumulated, (letters, schedule, (2, ranks)), world_size=2 * ranks, transport="inline")
+        for (own, sizes, shapes), (whole, _, _) in zip(found, expected, strict=True):
+            # Half of the micro-batches pass each of a rank's two stages of Chimera, which has all layers.
+            count = 1 if letters[1] == "P" else 2 if schedule == "chimera" else 4
+            elements = sum(math.prod(shape) for shape in shapes)
+            padded = sum(-(-shape[0] // ranks) * ranks * math.prod(shape[1:]) for shape in shapes)
+            sent = 2 * elements if letters == "RPR" else padded
+            assert len(sizes) == count * len(shapes) // 2
+            assert sum(sizes) == count * sent * 8 * (ranks - 1) // ranks
+            for name, value in own.items():
+                np.testing.assert_allclose(value, whole[name], rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+@pytest.mark.parametrize("letters", ["RPR", "RPS"])
+def test_gradients_that_wait_for_another_step(letters):
+    """Ranks of Chimera share all parameters: gradients of two steps are reduced, and summed over the stages, once."""
+
+    def program() -> Any:
+        sp.manual_seed(3)
+        model, mesh = mlp(dtype=np.float64), sp.Mesh((2, 2), ("pp", "shard"))
+        layers = [layer for layer in model if isinstance(layer, sp.nn.Linear)]
+        for layer in layers:
+            sp.parallel.fully_shard(layer, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+        pipeline = sp.parallel.Pipeline(
+            model, sp.nn.CrossEntropyLoss(), microbatches=4, schedule="chimera", mesh=mesh, balance=(3, 2)
+        )
+        draw, found = np.random.default_rng(sp.get_rank() % 2), []
+        x, y = draw.standard_normal((8, 5)), draw.integers(0, 3, 8)
+        for waits in (False, True):
+            for layer in layers:
+                layer.set_requires_gradient_sync(not waits)
+            pipeline.step(x, y)
+            for layer in layers:
+                layer.set_requires_gradient_sync(True)
+            pipeline.step(x, y)
+            found.append({name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()})
+            for p in pipeline.parameters():
+                p.grad = None
+        pipeline.step(x, y)
+        layers[0].set_requires_gradient_sync(False)
+        with refused(sp.errors.InputError):
+            pipeline.step(x, y)
+        return found
+
+    for at_once, later in sp.launch(program, world_size=4, transport="inline"):
+        for name, value in later.items():
+            np.testing.assert_allclose(value, at_once[name], rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+class _Table(sp.nn.Embedding):
+    """A table that looks rows up for integers, and returns scores of its rows for vectors."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) if x.dtype.kind == "i" else sp.functions.linear(x, self.weight)
+
+
+class _Tied(sp.nn.Module):
+    """A network whose first and last child are one, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.body = _Table(13, 5, dtype=np.float64), sp.nn.Linear(5, 5, dtype=np.float64)
+        self.norm, self.head = sp.nn.LayerNorm(5, dtype=np.float64), self.tokens
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.norm(self.body(self.tokens(x))))
+
+
+def _train_tied(letters: str, schedule: str) -> tuple[list[float], Any]:
+    sp.manual_seed(3)
+    model, mesh = _Tied(), sp.Mesh((2, 2) if letters else (1, 1), ("pp", "shard"))
+    if letters:
+        for part in (model.tokens, model.body):
+            sp.parallel.fully_shard(part, mesh, **dict(zip(("parameter", "gradient", "state"), letters, strict=True)))
+    stages = [["tokens", "body"], ["norm", "head"]]
+    pipeline: Any = sp.parallel.Pipeline(
+        model, sp.functions.cross_entropy, 4, schedule, [sum(stages, [])[:3]] if not letters else stages, mesh=mesh
+    )
+    step, (x, y) = sp.optim.Adam(pipeline.parameters(), lr=0.01), np.random.default_rng(5).integers(0, 13, (2, 16))
+    part = slice(*(16 * n // pipeline.replicas for n in (pipeline.replica, pipeline.replica + 1)))
+    found = []
+    for _ in range(3):
+        step.zero_grad()
+        # Gradients of several steps add up.
+        found += [pipeline.step(x[part], y[part]).item() for _ in range(2)]
+        found.append(pipeline.clip_grad_norm_(0.5))
+        step.step()
+    return found, {name: p.full_tensor().numpy() for name, p in pipeline.named_parameters()}
+
+
+@pytest.mark.parametrize(("letters", "schedule"), [("SSS", "1f1b"), ("RPS", "zb_h1"), ("SSS", "chimera")])
+def test_tied_table_may_be_stored_in_slices(letters, schedule):
+    """A child with a name in each of two stages gathers its group in both; the pipeline sums slices of its gradient."""
+    expected, weights = sp.launch(_train_tied, ("", "gpipe"), world_size=1, transport="inline")[0]
+    for found, own in sp.launch(_train_tied, (letters, schedule), world_size=4, transport="inline"):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+        for name, value in own.items():
+            np.testing.assert_allclose(value, weights[name], rtol=1e-8, atol=1e-12, err_msg=name)
 
 
 # --- whole parameters on one rank each ----------------------------------------------------------------
