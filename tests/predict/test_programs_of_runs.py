@@ -113,7 +113,14 @@ def test_folded_programs_are_not_timed_anew() -> None:
         sp.dry_run(data_parallel, (3, 1), world_size=3).contended()
 
 
-@pytest.mark.parametrize("name", programs.PROGRAMS)
+# Each third program; the others with the whole matrix of programs.
+EACH = [
+    pytest.param(name, marks=pytest.mark.matrices if number % 3 else ())
+    for number, name in enumerate(programs.PROGRAMS)
+]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_solver_gives_the_times_of_program(name: str) -> None:
     function, args, world_size, described = programs.PROGRAMS[name]
     check_times(sp.dry_run(function, args, world_size=world_size, fold=False, **described))
