@@ -346,9 +346,8 @@ What to read from it:
 * Figure 9 of MegaScale has three rows with nearly the same utilisation, so a guess that knows the median cannot be
   wrong. Korthikanti et al. ran the same model on as many GPUs a tenth faster: no model can be right about both.
 * ZeRO-3 in table 2 of Narayanan et al. took up to three times as long as its flops and bytes need, as if its bytes
-  passed one of the eight ports of a node. DeepSpeed of those months copied after each all-gather and added gradients
-  by all-reduces (its issues 1173 and 1174: 0.4 s for 10 GB inside of a node with NVLink). The model has FSDP's
-  exchanges.
+  passed one of the eight ports of a node. DeepSpeed of those months copied after each all-gather and added gradients by
+  all-reduces (its issues 1173 and 1174: 0.4 s for 10 GB inside of a node with NVLink). The model has FSDP's exchanges.
 * FSDP on A100 with full recomputation reached up to 79 % of the peak, more than the share that the model has from
   Megatron-LM's blocks, so those predictions are too slow.
 * On H100, the first FlashAttention, which these runs had, was far from the hardware: it decides the long sequences.

@@ -52,9 +52,9 @@ class Move(NamedTuple):
     cost_ps: int
 
     def __str__(self) -> str:
-        ways = {"forward": self.forward, "backward": self.backward}
-        told = ", ".join(f"{phase} {text}" for phase, text in ways.items() if text)
-        return f"input {self.input}, from {self.source}: {told}; {format_seconds(self.cost_ps / 1e12)}"
+        passes = {"forward": self.forward, "backward": self.backward}
+        exchanges = ", ".join(f"{phase} {text}" for phase, text in passes.items() if text)
+        return f"input {self.input}, from {self.source}: {exchanges}; {format_seconds(self.cost_ps / 1e12)}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,10 +85,10 @@ class Explanation:
             ("", "strategy", "cost", "compute", "exchanges", "sums of gradients", "redistributions")
         ]
         for number, option in enumerate(self.options):
-            told = "chosen" if number == 0 else f"{number + 1}. best"
+            rank = "chosen" if number == 0 else f"{number + 1}. best"
             parts = (option.cost_ps, *option[2:])
             times = [format_seconds(ps / 1e12) if ps else "-" for ps in parts]
-            rows.append((told, strategy_text(*option[:2]), *times))
+            rows.append((rank, strategy_text(*option[:2]), *times))
         return rows
 
     def _moves(self) -> list[str]:

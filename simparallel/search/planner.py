@@ -42,7 +42,7 @@ from simparallel.world.context import get_algo_parameters, get_cost_model_contex
 METHODS = ("auto", "sharding_propagation", "recursive_programming", "data_parallel")
 
 
-# Plans between the fastest and the least memory, of which the fastest that fits into a limit is taken.
+# Most plans between the fastest and the one of least memory; the fastest that fits into a limit is taken.
 _HULL_POINTS = 8
 # Weights of the sums of gradients that differ by less are searched once.
 _CLOSE = 0.05
@@ -197,7 +197,7 @@ def _points(space: Space, settings: SearchSettings, front: Callable[[Problem, in
     """Return the fastest plan of a space, and those between it and the least memory.
 
     Args:
-        front: returns solutions of a problem; it is told of how many problems.
+        front: returns solutions of a problem; its second argument is the number of problems.
     """
     start = data_parallel(space)
     free = _search(space, settings, start=start)

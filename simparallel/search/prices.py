@@ -96,7 +96,7 @@ class Prices:
         self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
         # The time that interpreters take to start a communication; None without interpreters.
         self.issue_ps = self._each(cluster.device.host_s(ISSUE)) if cluster.device.has_interpreter else None
-        self._ways: dict[Any, tuple[Events, int]] = {}
+        self._redistributions: dict[Any, tuple[Events, int]] = {}
         self._exchanges: dict[Any, TimedCollective] = {}
         self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
         self._kept: list[Placement] = []
@@ -124,7 +124,7 @@ class Prices:
         plan, itemsize = call.local, self.cluster.itemsize(call.local.output.dtype)
         events: list[Event] = []
         if call.output is not call.made.gradient:
-            events += self.way(call.output.gradient, call.made.gradient, itemsize)
+            events += self.redistribution(call.output.gradient, call.made.gradient, itemsize)
         events += self._asked(call)[1]
         events.append(self._op(call, tuple(needs)))
         if call.window_cut is not None and needs[call.window_cut.input]:
@@ -152,7 +152,7 @@ class Prices:
         return self._work(self.cluster.update(DeviceWork(f"{name}.step", flops, size_bytes, itemsize, tensors)))
 
     def _asked(self, call: OpCall) -> list[Events]:
-        """Return the collectives that the op itself calls in forward, and those in backward."""
+        """Return the collectives that the op itself calls, in forward and in backward."""
         sharding = call.sharding
         found: list[Events] = []
         for asked in asked_inside(call.op, call.plan_of(sharding.mesh.ranks[0]), sharding, empty):
@@ -185,21 +185,21 @@ class Prices:
 
     # --- redistributions -----------------------------------------------------------------------------
 
-    def way(self, source: Placement, target: Placement, itemsize: int) -> Events:
+    def redistribution(self, source: Placement, target: Placement, itemsize: int) -> Events:
         """Return the events of a redistribution."""
-        return self._way(source, target, itemsize)[0]
+        return self._redistribution(source, target, itemsize)[0]
 
-    def way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
-        """Return the cost [ps] of a redistribution, as `way`.
+    def redistribution_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
+        """Return the cost [ps] of a redistribution, as `redistribution`.
 
         None if it is not considered: it needs messages and these are not allowed, or the cluster forbids a group.
         """
         try:
-            return self._way(source, target, itemsize, messages)[1]
+            return self._redistribution(source, target, itemsize, messages)[1]
         except ClusterError:
             return None
 
-    def _way(
+    def _redistribution(
         self, source: Placement, target: Placement, itemsize: int, messages: bool = True
     ) -> tuple[Events, int | None]:
         """Return the events of a redistribution, and their cost [ps]; None for messages that are not allowed."""
@@ -209,7 +209,7 @@ class Prices:
             return (), None
         # Closed forms are shared by all placements with the same movement and sizes.
         key = (source, target, itemsize) if found is None else (found, have, new, itemsize)
-        if key not in self._ways:
+        if key not in self._redistributions:
             events: Events = ()
             copy = self._copy("Redistribute", new, itemsize)
             if found is None:
@@ -224,8 +224,8 @@ class Prices:
             elif found.kind != "nothing":
                 vector = found.group_size * have // found.kept
                 events = (self.exchange(found.kind, vector, found.groups(self.device_num)), copy)
-            self._ways[key] = events, self.cost_ps(events)
-        return self._ways[key]
+            self._redistributions[key] = events, self.cost_ps(events)
+        return self._redistributions[key]
 
     def _facts(self, place: Placement, itemsize: int) -> tuple[Digits | None, int]:
         """Return the digits that cut a placement, and the bytes of a rank's slice; cached, as a search asks often."""

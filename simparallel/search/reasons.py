@@ -51,10 +51,10 @@ def _text(events: Events) -> str:
     """Return the exchanges of a redistribution as text."""
     if not events:
         return ""
-    told = []
+    texts = []
     for event in events:
         if isinstance(event, TimedCollective):
-            told.append(f"{event.op} in groups of {len(event.groups[0])}")
+            texts.append(f"{event.op} in groups of {len(event.groups[0])}")
         elif isinstance(event, TimedMessages):
-            told.append(f"{len(event.pairs)} messages")
-    return ", ".join(told) or "slice"
+            texts.append(f"{len(event.pairs)} messages")
+    return ", ".join(texts) or "slice"

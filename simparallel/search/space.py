@@ -336,7 +336,7 @@ class Space:
         key = tuple(map(id, sources)), tuple(map(id, targets)), spec.dtype, has_backward, is_again
         if key not in self._tables:
             itemsize = self.prices.cluster.itemsize(spec.dtype)
-            self._tables[key] = self._way_costs(sources, targets, itemsize, has_backward, 1 + is_again)  # type: ignore[arg-type]
+            self._tables[key] = self._move_costs(sources, targets, itemsize, has_backward, 1 + is_again)  # type: ignore[arg-type]
         return maker, self._tables[key]
 
     def origin(self, reader: int, i: int) -> tuple[int | None, list[Placement]]:
@@ -361,19 +361,19 @@ class Space:
         # An op that reads a parameter twice has cut it for the first of the two inputs.
         return first, [choice.inputs[j] or place for choice in self.choices[first]]  # type: ignore[misc]
 
-    def _way_costs(
+    def _move_costs(
         self, sources: list[Placement], targets: list[Placement], itemsize: int, has_backward: bool, times: int
     ) -> np.ndarray:
         """Return the time [ps] of each redistribution; few placements are distinct, so each pair is priced once."""
         starts, rows = _distinct(sources)
         ends, columns = _distinct(targets)
-        # With a single placement at one end, there may be no way without messages: price these, too.
+        # With a single placement at one end, every redistribution may need messages: price these, too.
         messages = self.device_num <= MOST_DEVICES and (min(len(starts), len(ends)) == 1 or self.device_num <= FEW)
-        way = self.prices.way_ps
+        price = self.prices.redistribution_ps
 
         def both(a: Placement, b: Placement) -> int:
-            there = way(a, b, itemsize, messages)
-            back = way(b, a, itemsize, messages) if has_backward else 0
+            there = price(a, b, itemsize, messages)
+            back = price(b, a, itemsize, messages) if has_backward else 0
             return FORBIDDEN_PS if there is None or back is None else times * there + back
 
         most = FORBIDDEN_PS // self.graph.num_micro_batches
@@ -394,10 +394,12 @@ class Space:
         if source is target:
             return (), ()
         itemsize = self.prices.cluster.itemsize(node.plan.inputs[i].dtype)
-        there = self.prices.way(source, target, itemsize)
+        there = self.prices.redistribution(source, target, itemsize)
         if not (node.needs[i] and node.has_backward and node.inputs[i].kind in (NODE, PARAMETER)):
             return there, ()
-        return there, self.prices.way(unfinished(target, self._left_axes(choice, reader, i)), source, itemsize)
+        return there, self.prices.redistribution(
+            unfinished(target, self._left_axes(choice, reader, i)), source, itemsize
+        )
 
     def backward(self, choice: Sequence[int], number: int) -> Events:
         """Return the events of an op's backward, without the sums of gradients that are left to the way back."""
@@ -436,13 +438,13 @@ class Space:
         """Return the events that give every rank the whole result of an op, as for the results of a program."""
         output = self.choices[node][number].output
         itemsize = self.prices.cluster.itemsize(self.graph.nodes[node].plan.output.dtype)
-        return self.prices.way(output, self._whole(output), itemsize)
+        return self.prices.redistribution(output, self._whole(output), itemsize)
 
     def _gathering_ps(self, node: int) -> np.ndarray:
         """Return the cost [ps] of `gathering` for each choice."""
         outputs, is_small = [c.output for c in self.choices[node]], self.device_num <= MOST_DEVICES
         itemsize = self.prices.cluster.itemsize(self.graph.nodes[node].plan.output.dtype)
-        costs = [self.prices.way_ps(output, self._whole(output), itemsize, is_small) for output in outputs]
+        costs = [self.prices.redistribution_ps(output, self._whole(output), itemsize, is_small) for output in outputs]
         return np.array([FORBIDDEN_PS if cost is None else cost for cost in costs], np.int64)
 
     def _whole(self, place: Placement) -> Placement:

@@ -81,19 +81,19 @@ def read_config(config: Mapping[str, Any] | str | os.PathLike[str], length: int 
         InputError: an unknown name or type, a file that cannot be read, a key that is missing or has a value that
             is not supported, or a `length` beyond a learned table of positions.
     """
-    told = "config"
+    where = "config"
     if not isinstance(config, Mapping):
-        told = os.fspath(config)
-        if told in shipped():
-            config = shipped()[told]
-        elif told.endswith(".json") or os.path.basename(told) != told:
-            config = _load(told)
+        where = os.fspath(config)
+        if where in shipped():
+            config = shipped()[where]
+        elif where.endswith(".json") or os.path.basename(where) != where:
+            config = _load(where)
         else:
             raise InputError(
-                f"config {told!r} is neither a path that ends with .json nor one of {', '.join(shipped())}."
-                + did_you_mean(told, shipped())
+                f"config {where!r} is neither a path that ends with .json nor one of {', '.join(shipped())}."
+                + did_you_mean(where, shipped())
             )
-    return _shape(dict(config), told, length)
+    return _shape(dict(config), where, length)
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -106,13 +106,13 @@ def _load(path: str) -> dict[str, Any]:
     return data
 
 
-def _shape(config: dict[str, Any], told: str, length: int | None) -> TransformerShape:
+def _shape(config: dict[str, Any], where: str, length: int | None) -> TransformerShape:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise InputError(f"{told}: model_type={kind!r} is not one of {', '.join(_TYPES)}.")
+        raise InputError(f"{where}: model_type={kind!r} is not one of {', '.join(_TYPES)}.")
     for name, value in _ONLY.items():
         if config.get(name) not in (None, value):
-            raise InputError(f"{told}: {name}={config[name]!r} is not supported, only {value!r}.")
+            raise InputError(f"{where}: {name}={config[name]!r} is not supported, only {value!r}.")
     keys, settings = _TYPES[kind]
     sizes = dict(settings)
     for name, key in keys.items():
@@ -120,7 +120,7 @@ def _shape(config: dict[str, Any], told: str, length: int | None) -> Transformer
             sizes[name] = config[key]
     missing = [keys[name] for name in ("num_layers", "width", "num_heads", "vocabulary") if name not in sizes]
     if missing:
-        raise InputError(f"{told}: {', '.join(missing)} is missing; a config of {kind} has it.")
+        raise InputError(f"{where}: {', '.join(missing)} is missing; a config of {kind} has it.")
     if "tie_word_embeddings" in config:
         sizes["is_tied"] = bool(config["tie_word_embeddings"])
     if "attention_bias" in config and kind != "qwen2":
@@ -135,5 +135,5 @@ def _shape(config: dict[str, Any], told: str, length: int | None) -> Transformer
     if length is None:
         length = min(allowed, _LONGEST)
     elif sizes.get("num_positions") and length > allowed:
-        raise InputError(f"{told}: length={length} is beyond the {allowed} learned positions of the model.")
+        raise InputError(f"{where}: length={length} is beyond the {allowed} learned positions of the model.")
     return TransformerShape(length=length, **sizes)

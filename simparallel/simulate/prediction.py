@@ -109,12 +109,10 @@ class TransformerPrediction:
     @property
     def breakdown(self) -> dict[str, float]:
         """Seconds of a step by cause; they add up to `step_time_s`."""
-        names = {"messages": "pipeline"}
-        times = {
-            names.get(part, part): getattr(self.time, f"{part}_ps") / PS_PER_S
-            for part in (field.name[:-3] for field in fields(self.time) if field.name.endswith("_ps"))
+        return {
+            name.replace("messages", "pipeline"): getattr(self.time, f"{name}_ps") / PS_PER_S
+            for name in (field.name.removesuffix("_ps") for field in fields(self.time) if field.name.endswith("_ps"))
         }
-        return times
 
     def table(self) -> str:
         """Return the prediction as text."""

@@ -138,7 +138,7 @@ def test_infer_rule_and_work_predict_the_call(name, data):
     needs = tuple(array.dtype.kind == "f" for array in inputs)
     backward, plan = op.work_backward(needs, work), op._plan(inputs)
 
-    details = output.dtype.itemsize, prod(output.shape), op.is_matrix_product, ()
+    details = output.dtype.itemsize, prod(output.shape), op.is_matrix_product, (), ()
     assert op.cost(plan, "plain") == (op.name, *work, *details)
     assert op.cost(plan, "plain", needs) == (op.backward_name, *backward, *details)
     for cost in (op.cost(plan, "eager"), op.cost(plan, "eager", needs)):
