@@ -239,17 +239,17 @@ def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype:
 
 
 def achieved_by(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """Return a cluster with the speeds that it achieves with products of this type."""
+    """Return a cluster with the speeds that it achieves with products of `dtype`, see `predict_transformer`."""
     return Efficiency().achieved(with_products(cluster, dtype))
 
 
 def with_products(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """Return the cluster with the type of a plan's products, where it is not that of all items."""
+    """Return the cluster with `dtype` for a plan's products, where it is not the type of all items."""
     return replace(cluster, dtype=dtype if dtype in ("float8", "tf32") else "float32")
 
 
 def predict_priced(priced: PricedStep, cluster: ClusterSpec, dtype: str) -> TransformerPrediction:
-    """Predict a step whose parts have a time on this cluster."""
+    """Predict a step from the times of its parts, `priced`, on this cluster; `dtype` says what its states take."""
     memory = worst_memory(priced.plan, priced.schedule, DTYPES[dtype][1], cluster.device.software)
     return TransformerPrediction(priced.plan, cluster, priced.schedule, dtype, priced.time(), memory)
 
