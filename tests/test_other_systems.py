@@ -211,7 +211,7 @@ def test_what_needs_linux_says_so(tmp_path: Path, system: str) -> None:
         run(tmp_path, system, "one.py", RANK="0", WORLD_SIZE="2", MASTER_PORT="29871"),
     ):
         assert done.returncode != 0
-        assert "find each other on Linux alone" in done.stderr
+        assert "find each other only on Linux" in done.stderr
         assert not [line for line in done.stderr.splitlines() if "AttributeError" in line]
 
 
