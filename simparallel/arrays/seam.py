@@ -64,7 +64,7 @@ def _by_device(arrays: Sequence[Array]) -> Iterator[tuple[HostArrays, list[int]]
 
 
 def uploaded(host: np.ndarray) -> Array:
-    """Return a host array on this rank's GPU, copied beside its computation; in host memory, the array itself."""
+    """Copy a host array to this rank's GPU on a stream of its own. Return the array itself if the rank has no GPU."""
     # A capture refuses copies from the host; it would not see one on another stream.
     return host if running.device is None or running.capture is not None else running.device.uploads.copy(host)
 

@@ -356,7 +356,7 @@ class Tensor(TensorMethods, TensorNumpy):
             )
 
     def _seen(self, what: str) -> Array:
-        """Return the data, after waiting for the device in simulated time. Raise LayoutError for a slice."""
+        """Return the data for a read on the host, which waits in simulated time. Raise LayoutError for a shard."""
         if running.step and what != "backward":
             refuse(f"reads a value on the host ({what})", READ)
         if self.placement is not None:

@@ -345,7 +345,7 @@ class Recorder:
         return at_ps
 
     def new_launcher(self, now_ps: int, turns: int = 1) -> Launcher:
-        """Make a launcher for this device; `now_ps` is a moment."""
+        """Make a launcher for this device, see `Launcher`, which is free from `now_ps` on."""
         return Launcher(now_ps, turns)
 
     def price(self, work: DeviceWork) -> WorkPrice:

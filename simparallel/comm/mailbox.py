@@ -214,7 +214,7 @@ class Mailbox:
             next(iter(self.lanes)).finish()
 
     def abandon(self, error: CommError) -> None:
-        """Make all unfinished work raise `error` in this process, while the rank continues it elsewhere."""
+        """Make all unfinished work raise `error` in this process, a fork; the process of the rank completes it."""
         for lane in tuple(self.lanes):
             lane.fail(error)
 

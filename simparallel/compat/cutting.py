@@ -15,7 +15,7 @@ from simparallel.world.context import get_auto_parallel_context
 
 
 def cut(searches: bool = False) -> partial[AutoParallel] | None:
-    """Return `cut_by_context(searches)`; None inside of an `AutoParallel`, and for pipelines, which cut nothing."""
+    """Return `cut_by_context(searches)`; None in an `AutoParallel`, and for pipelines, which cut no operators."""
     if grad_mode.interpreter is not None or get_auto_parallel_context("pipeline_stages") > 1:
         return None
     return cut_by_context(searches)

@@ -119,7 +119,7 @@ class Mesh:
             raise LayoutError(f"Mesh: {len(ranks)} ranks do not fill shape {shape}, which needs {size}.")
         if len(set(ranks)) != size:
             twice = next(rank for i, rank in enumerate(ranks) if rank in ranks[:i])
-            raise LayoutError(f"Mesh: ranks names rank {twice} twice; give each rank one position.")
+            raise LayoutError(f"Mesh: ranks= lists rank {twice} twice; list each rank once.")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "axis_names", axis_names)
         object.__setattr__(self, "ranks", ranks)

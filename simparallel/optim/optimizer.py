@@ -172,11 +172,11 @@ class Optimizer:
         On a GPU a step collects the updates of all parameters, and computes them at its end. A subclass that overrides
         this method computes each update at once.
         """
-        raise TypeError(f"{self._name} does not define update")
+        raise TypeError(f"{self._name} has no update(param, grad, group): define it, or override step().")
 
     def work(self, group: Group) -> tuple[int, int]:
         """Return (flops, memory accesses) for each element of a parameter, for the simulated clock."""
-        raise TypeError(f"{self._name} does not define work")
+        raise TypeError(f"{self._name} has no work(group): define it to return (flops, memory accesses) of an element.")
 
     def matrix_work(self, param: Tensor, group: Group) -> tuple[int, int]:
         """Return flops and bytes moved of products of whole matrices, which are events of their own."""

@@ -151,7 +151,7 @@ class WorkRecorder(Recorder):
 
     @property
     def software_peak_bytes(self) -> int:
-        """The peak of the memory with the software of the device."""
+        """The peak of the memory that the kernels of the device's software take, see `DeviceSpec`."""
         return self.memory.described.peak if isinstance(self.memory, TwoAccounts) else self.memory.peak
 
     def end_forward(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array, start_ns: int) -> None:
@@ -181,7 +181,7 @@ class NotedTime(int):
 
 
 class NotingLauncher(Launcher):
-    """A launcher that is also a stream of a program.
+    """A launcher that notes what it starts and waits for, as a stream of a rank's program.
 
     Args:
         now_ps, turns: as for `Launcher`.

@@ -414,7 +414,7 @@ class Space:
         return target is not None and bool(sources) and sources[0 if maker is None else choice[maker]] is not target
 
     def is_left(self, choice: Sequence[int], reader: int, i: int) -> bool:
-        """Return whether an input was redistributed for this op alone: the way back sums its gradient."""
+        """Return whether an input is redistributed for this op alone: that redistribution then sums its gradient."""
         if self._is_moved(choice, reader, i):
             return True
         source = self.graph.nodes[reader].inputs[i]

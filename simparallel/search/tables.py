@@ -72,7 +72,7 @@ class Order:
         return min(len(near), 3), round(weight, 6), fill, v
 
     def next(self) -> tuple[int, bool]:
-        """Return the next node, and whether it has at most one neighbour, or a single candidate."""
+        """Return the node to eliminate next, and whether it has at most one neighbour, or a single candidate."""
         while True:
             key = self._heap[0]
             v = int(key[-1])

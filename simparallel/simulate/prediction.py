@@ -281,7 +281,7 @@ def worst_memory(
 
 
 def range_bytes(plan: TrainingPlan, memory: Mapping[str, int]) -> tuple[int, int]:
-    """Return what a device needs at least and at most, with what tensors do not allocate.
+    """Return the least and the most bytes that a device needs: tensors, context, communicators and fragments.
 
     Args:
         plan: tells which communicators there are.

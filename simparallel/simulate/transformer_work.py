@@ -150,11 +150,11 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
 
 
 def _between(plan: TrainingPlan, inner: int) -> tuple[list[DeviceWork], list[DeviceWork]]:
-    """Return the kernels of a block that are no products and no attention: forward and backward.
+    """Return the kernels of a block beside its matrix products and its attention: forward and backward.
 
     Args:
         plan: the model, and how it is cut.
-        inner: elements of an activation function on a device.
+        inner: number of elements that the activation function gives on a device.
     """
     shape, t, item = plan.shape, plan.tensor, plan.item_bytes
     tokens, h = plan.tokens, shape.width
@@ -188,7 +188,7 @@ def _block_calls(plan: TrainingPlan, inner: int, is_sparse: bool) -> list[Call]:
 
     Args:
         plan: the model, and how it is cut.
-        inner: elements of an activation function on a device.
+        inner: number of elements that the activation function gives on a device.
         is_sparse: whether the block has experts.
     """
     shape, t = plan.shape, plan.tensor

@@ -24,7 +24,7 @@ from simparallel.backend import Array, fused
 # Arrays (or None) and numbers of a tensor; a number is a float or a 0-d array.
 Call = tuple[Sequence[Any], Sequence[Any]]
 _BITS = {np.dtype(f"float{size}"): np.dtype(f"int{size}") for size in (16, 32, 64)}
-# Below this many rows, a product gains little over NumPy's sum.
+# Below this many rows, a sum as a product with ones gains little over NumPy's sum.
 FEW_ROWS = 96
 # Rows are summed in blocks of this many; the sums of the blocks are then summed the same way.
 ROWS = 256

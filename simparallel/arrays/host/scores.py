@@ -38,7 +38,7 @@ def gradient(arrays: Any, dp: Array, p: Array) -> Array:
 
 
 def _causal_mask(arrays: Any, scores: Array, first: int) -> Array:
-    """Return (s, t): 0 where query first + i sees key j, that is j <= first + i, else -inf. Layers share a mask."""
+    """Return (s, t), cached for all layers: at [j, i] 0 where query first + i sees key j <= first + i, else -inf."""
     xp, (num_keys, num_queries), dtype = arrays.xp, scores.shape[-2:], scores.dtype
 
     def make() -> Array:

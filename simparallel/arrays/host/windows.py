@@ -67,7 +67,7 @@ class Windows(NamedTuple):
         return self._replace(image=self.out, before=before, after=after, out=self.image)
 
     def slices(self, i: int, j: int, rows: Pair | None = None) -> tuple[slice, slice]:
-        """Return the slices of the padded image with tap (i, j) of every window, or of window rows first … last - 1."""
+        """Return the slices of the padded image that pick tap (i, j) of every window, or of these rows of windows."""
         first, last = rows or (0, self.out[0])
         (sh, sw), (dh, dw) = self.stride, self.dilation
         # Stop just past the last window's tap: the slice has one element for each window.

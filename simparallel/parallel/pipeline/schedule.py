@@ -262,7 +262,9 @@ class Schedule:
         for rank, cells in enumerate(self._lists.cells):
             for number, cell in enumerate(cells):
                 if len(cell) == 2 and (cell[0].kind != FORWARD or cell[1].kind not in (BACKWARD, INPUT_GRADIENT)):
-                    raise self._error(rank, number, cell[0], "a pair is a forward and a backward")
+                    raise self._error(
+                        rank, number, cell[0], f"it is beside {cell[1]}; a pair is a forward, then a backward"
+                    )
 
     def _check_counts(self) -> None:
         counts = Counter(action for _, _, action in self._each())

@@ -60,7 +60,7 @@ class StageTransport(Protocol):
     """The transport of values between stages."""
 
     def send(self, stage_value: StageValue, x: Tensor) -> None:
-        """Send a value of the running stage."""
+        """Send x, a value of the running stage, to the stage that `stage_value` names."""
 
     def receive(self, stage_value: StageValue, like: Tensor) -> Tensor:
         """Return a value that the running stage needs, as a leaf; it has shape and dtype of `like`."""
@@ -236,7 +236,7 @@ class StageForward(AbstractInterpreter):
             self._mark_own(detached)
 
     def next_stage(self, module: Any) -> int:
-        """Return the stage of the next call of a child; EVERYWHERE for any other module or function."""
+        """Return the stage that runs the next call of a child of the model; EVERYWHERE for anything else."""
         stages = self._switch.stages_of.get(module)
         return EVERYWHERE if stages is None else stages[min(self._calls[module], len(stages) - 1)]
 

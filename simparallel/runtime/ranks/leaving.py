@@ -80,7 +80,7 @@ class Leaving:
             transport.abort(130 if isinstance(error, KeyboardInterrupt) else own & 0xFF or 1)
 
     def _reasons(self) -> str:
-        """Return possible reasons for an early end: the last error shown, as by test runners, and the exit code."""
+        """Return possible reasons for an early end: the last error that was caught and printed, and the exit code."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         reasons = [failure_report(error)["summary"]] if error is not None else []
         reasons += [f"sys.exit({self._exit_code!r})"] if self._exit_code not in (None, 0) else []

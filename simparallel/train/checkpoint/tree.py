@@ -100,7 +100,10 @@ def decode(tree: Any, fetch: Fetch, depth: int = 0) -> Any:
             return {decode(key, fetch, depth): decode(entry, fetch, depth + 1) for key, entry in content}
         raise ValueError("an unknown mark")
     except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"malformed entry {json.dumps(tree)[:80]!r} in a saved state ({error}).") from None
+        raise CheckpointError(
+            f"the saved state is damaged: it has a malformed entry {json.dumps(tree)[:80]!r} ({error}). "
+            "Restore another checkpoint."
+        ) from None
 
 
 def _dotted(path: Path) -> str:
