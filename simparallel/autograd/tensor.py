@@ -14,7 +14,7 @@ from simparallel.arrays.captures import HOOKS, READ, refuse, running
 from simparallel.arrays.host.sums import wider
 from simparallel.arrays.seam import device_of
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
+from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_of_result
 from simparallel.autograd.methods import FUNCTIONS, Size, TensorMethods
 from simparallel.autograd.numpy_functions import TensorNumpy, without_gradient
 from simparallel.autograd.tape import Node, mark_changed, run_backward
@@ -107,7 +107,7 @@ class Tensor(TensorMethods, TensorNumpy):
         self._requires_grad = requires_grad
         self.name = name
         self._node: Node | None = None
-        self._hooks: list[Hook] | None = None  # of a leaf; else they are on the tape
+        self._hooks: list[Hook] | None = None  # of a leaf; else the node has them
         self._room: Array | None = None  # contiguous; backward may write the gradient there while `.grad` is None
         self._scaled: tuple[float, Tensor | None] = _NOT_SCALED  # another one by `scale_loss` only
 
@@ -132,6 +132,12 @@ class Tensor(TensorMethods, TensorNumpy):
         self.placement = placement
         self.interpreter = interpreter
         self._node = node
+        if node is not None:
+            node.shape, node.dtype, node.device = (
+                data.shape if placement is None else placement.shape,
+                data.dtype,
+                device,
+            )
         self._hooks = self._room = None
         self._scaled = _NOT_SCALED
         self._device = device
@@ -455,7 +461,7 @@ class Tensor(TensorMethods, TensorNumpy):
         """
         if not self.requires_grad:
             raise AutogradError("only a tensor that requires a gradient can have a gradient hook.")
-        hooks = self._leaf_hooks() if self._node is None else hooks_on_the_tape(self)
+        hooks = self._leaf_hooks() if self._node is None else hooks_of_result(self)
         return RemovableHandle(hooks, Hook(hook, may_change=True))
 
     def _leaf_hooks(self) -> list[Hook]:

@@ -180,13 +180,12 @@ class StepRehearsal:
 
     def _moved(self, x: Tensor, target: Placement, there: Events, back: Events, needed: bool) -> Tensor:
         carry = partial(self._carry, shape=x.data.shape, events=back)
-        # Also a redistribution that moves nothing has an entry on the tape, which holds its input.
         entry = self._entry(lambda ctx, dy: [carry(dy)], [x]) if needed else None
         return Tensor._result(self._carry(x.data, target.local_shape, there), entry, placement=target)
 
     def _entry(self, back: Back, inputs: list[Tensor]) -> Node:
         """Return a tape entry for inputs that all need a gradient."""
-        return Node(_Step(back), SimpleNamespace(needs=(True,) * len(inputs)), tuple(inputs))  # type: ignore[arg-type]
+        return Node(_Step(back), SimpleNamespace(needs=(True,) * len(inputs)), inputs)  # type: ignore[arg-type]
 
     def _carry(self, x: Array, shape: tuple[int, ...], events: Events) -> Array:
         """Return what a redistribution gives: a slice of the array, or a new array."""
@@ -215,11 +214,11 @@ class StepRehearsal:
         self._makers |= dict.fromkeys(made, number)
         if True in ctx.needs:
             left = [self._space.is_left(self._choice, number, i) for i in range(len(inputs))]
+            entry = Node(_Step(partial(self._op_backward, node.op, call)), ctx, inputs)  # type: ignore[arg-type]
             ctx.summed = [
-                (i, x) for i, x in enumerate(inputs) if ctx.needs[i] and not left[i] and self._is_summed(call, i)
+                (i, x) for i, x in enumerate(entry.inputs) if ctx.needs[i] and not left[i] and self._is_summed(call, i)
             ]
-            back = _Step(partial(self._op_backward, node.op, call))
-            y = Tensor._result(y.data, Node(back, ctx, tuple(inputs)), placement=call.made)  # type: ignore[arg-type]
+            y = Tensor._result(y.data, entry, placement=call.made)
         if call.made is not choice.output and choice.output is not call.made.gradient:
             finish = self._space.prices.finish(call)
             return self._moved(y, choice.output, finish, finish, y.requires_grad)
@@ -244,7 +243,7 @@ class StepRehearsal:
             gradient = grads[i]
             if gradient is dy or getattr(gradient, "base", None) is not None:
                 gradient = gradient.copy()
-            grads[i] = None if x.is_leaf and self._is_postponed(x, gradient) else gradient
+            grads[i] = None if not isinstance(x, Node) and self._is_postponed(x, gradient) else gradient
         return grads
 
     def _is_postponed(self, leaf: Tensor, gradient: Array) -> bool:
