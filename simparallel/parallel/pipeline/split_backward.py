@@ -56,7 +56,7 @@ class _First(Reversible):
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         if True in ctx.needs and self._op.runs_modules:
-            wanted = {id(x) for x, needed in zip(self._node.inputs, ctx.needs, strict=True) if needed}
+            wanted = {id(x) for x, needed in zip(ctx.sources, ctx.needs, strict=True) if needed}
             ctx.prepare = partial(_defer, wanted=wanted, late=self._late)
         else:
             self._late.append((self._node, self._needs, dy))
