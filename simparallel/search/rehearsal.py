@@ -63,12 +63,11 @@ class StepRehearsal:
     def __init__(self, space: Space, choice: Sequence[int]) -> None:
         self._space, self._choice, self._nodes = space, choice, space.graph.nodes
         self._chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
-        # Result -> the last op that reads it.
-        self._last = list(range(len(self._nodes)))
+        # Op -> the results that the program drops after it: its variables may hold them longer than ops read them.
+        self._dropped: dict[int, list[InputSource]] = {}
         for number, node in enumerate(self._nodes):
-            for source in node.inputs:
-                if source.kind == NODE:
-                    self._last[source.number] = number
+            if node.last is not None and number not in space.graph.roots:
+                self._dropped.setdefault(node.last, []).append(InputSource(NODE, number))
         self._late: dict[int, list[tuple[Tensor, Array]]] = {}
         self._makers: dict[int, int] = {}
         recorder = Recorder(0, describe(1), record="off")
@@ -147,10 +146,9 @@ class StepRehearsal:
             self._forget(results, number)
 
     def _forget(self, results: dict[InputSource, Tensor], number: int) -> None:
-        """Drop the results that no later op reads, as a program's variables do."""
-        for source in self._nodes[number].inputs:
-            if source in results and self._last[source.number] <= number:
-                del results[source]
+        """Drop the results that the program drops after this op."""
+        for source in self._dropped.get(number, ()):
+            results.pop(source, None)
 
     def _input(self, number: int, i: int, results: dict[InputSource, Tensor]) -> Tensor:
         """Return an input of an op, redistributed if it has to be."""
