@@ -160,12 +160,13 @@ class Backward:
         """
         key = id(source)
         before = self.grads.get(key)
-        dtype, device = (
-            (source.dtype, source.device) if isinstance(source, Node) else (source._data.dtype, source._device)
-        )
+        if is_leaf := not isinstance(source, Node):
+            dtype, device = source._data.dtype, source._device
+        else:
+            dtype, device = source.dtype, source.device
         if gradient.dtype != dtype:  # dtypes were mixed in forward
             gradient, is_new = gradient.astype(dtype), True
-        elif before is None and not is_new and not isinstance(source, Node):
+        elif before is None and not is_new and is_leaf:
             # Copied, because two leaves must not share one array.
             gradient, is_new = gradient.copy(), True
         if before is None:
