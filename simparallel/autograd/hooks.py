@@ -67,12 +67,14 @@ def changed_by(hooks: Sequence[Hook] | None, tensor: Tensor, gradient: Array) ->
     return gradient
 
 
-def hooks_of_result(y: Tensor) -> list[Hook]:
-    """Return the list of hooks of y, the result of an op, for the caller to extend."""
-    node = y._node
-    assert node is not None
+def hooks_of(x: Tensor) -> list[Hook]:
+    """Return the list of hooks of a tensor, for the caller to extend: of a leaf itself, or of the node that made it."""
+    node = x._node
+    if node is None:
+        x._hooks = [] if x._hooks is None else x._hooks
+        return x._hooks
     if node.hooks is None:
-        node.hooks = _ResultHooks(y)
+        node.hooks = _ResultHooks(x)
     return node.hooks.hooks  # type: ignore[attr-defined]
 
 

@@ -98,6 +98,7 @@ class Node:
     """
 
     __slots__ = ("ctx", "device", "dtype", "hooks", "inputs", "number", "op", "shape")
+    is_leaf = False  # as of a Tensor
     # Set with the result.
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -106,7 +107,10 @@ class Node:
     def __init__(self, op: Op, ctx: Context, inputs: Sequence[Tensor]) -> None:
         self.op = op
         self.ctx: Context | None = ctx
-        self.inputs: Sequence[Source] = tuple([x._node or x for x in inputs])
+        sources: list[Source] = []
+        for x in inputs:  # a comprehension takes longer
+            sources.append(x._node or x)
+        self.inputs: Sequence[Source] = sources
         self.number = next(grad_mode.numbers)
         self.hooks: Callable[[Array], Array] | None = None
         if grad_mode.read is not None:

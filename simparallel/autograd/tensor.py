@@ -14,7 +14,7 @@ from simparallel.arrays.captures import HOOKS, READ, refuse, running
 from simparallel.arrays.host.sums import wider
 from simparallel.arrays.seam import device_of
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_of_result
+from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_of
 from simparallel.autograd.methods import FUNCTIONS, Size, TensorMethods
 from simparallel.autograd.numpy_functions import TensorNumpy, without_gradient
 from simparallel.autograd.tape import Node, mark_changed, run_backward
@@ -133,11 +133,8 @@ class Tensor(TensorMethods, TensorNumpy):
         self.interpreter = interpreter
         self._node = node
         if node is not None:
-            node.shape, node.dtype, node.device = (
-                data.shape if placement is None else placement.shape,
-                data.dtype,
-                device,
-            )
+            node.shape = data.shape if placement is None else placement.shape
+            node.dtype, node.device = data.dtype, device
         self._hooks = self._room = None
         self._scaled = _NOT_SCALED
         self._device = device
@@ -445,7 +442,7 @@ class Tensor(TensorMethods, TensorNumpy):
         """
         if not (self.is_leaf and self.requires_grad):
             raise AutogradError("only a leaf that requires a gradient can have a gradient hook.")
-        return RemovableHandle(self._leaf_hooks(), Hook(hook, may_change=False))
+        return RemovableHandle(hooks_of(self), Hook(hook, may_change=False))
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> RemovableHandle:
         """Call `hook(gradient)` whenever backward has computed the gradient of this tensor, summed over all its uses.
@@ -461,13 +458,7 @@ class Tensor(TensorMethods, TensorNumpy):
         """
         if not self.requires_grad:
             raise AutogradError("only a tensor that requires a gradient can have a gradient hook.")
-        hooks = self._leaf_hooks() if self._node is None else hooks_of_result(self)
-        return RemovableHandle(hooks, Hook(hook, may_change=True))
-
-    def _leaf_hooks(self) -> list[Hook]:
-        if self._hooks is None:
-            self._hooks = []
-        return self._hooks
+        return RemovableHandle(hooks_of(self), Hook(hook, may_change=True))
 
     def backward(
         self, grad: Any = None, *, retain_graph: bool = False, check_finite: bool = True, gradient: Any = None

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from simparallel.autograd.tape import Node, Source
 from simparallel.errors import InputError
 from simparallel.view.style import GREEN, ORANGE, SKY, arrow, axes, head, write
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from simparallel.autograd import Tensor
+    from simparallel.autograd.tape import Node
 
 # Width and height of a box, and the distances between boxes.
 _BOX, _STEP = (1.7, 0.62), (2.5, 1.0)
@@ -45,7 +45,7 @@ def plot_tape(
             f"plot_tape: {len(depths)} tensors on the tape, expected 2 to {_MOST_BOXES}. A tape begins at leaves with "
             "requires_grad=True, and ends with backward."
         )
-    columns: dict[int, list[Source]] = {}
+    columns: dict[int, list[Any]] = {}
     for source, depth in depths.values():
         columns.setdefault(depth, []).append(source)
     tallest = max(map(len, columns.values()))
@@ -55,10 +55,10 @@ def plot_tape(
         for row, source in enumerate(sources)
     }
     ax = axes(ax, 1.25 * len(columns) + 1.0, 0.62 * tallest + 0.7)
-    numbers = sorted(x.number for x, _ in depths.values() if isinstance(x, Node))
+    numbers = sorted(x.number for x, _ in depths.values() if not x.is_leaf)
     called = {id(leaf): name for name, leaf in (names or {}).items()}
     for x, _ in depths.values():
-        if isinstance(x, Node):
+        if not x.is_leaf:
             text, color = f"{numbers.index(x.number)}: {type(x.op).__name__}", ORANGE if x is root._node else SKY
             for source in x.inputs:
                 _draw_arrow(ax, places[id(source)], places[id(x)])
@@ -72,17 +72,17 @@ def plot_tape(
     return ax
 
 
-def _depths(root: Tensor) -> dict[int, tuple[Source, int]]:
+def _depths(root: Tensor) -> dict[int, tuple[Any, int]]:
     """Return id -> (node or leaf, column) of the tape behind root. A leaf stands just before its first use."""
     found: dict[int, Node] = {}
-    waiting: list[Source] = [root._node or root]
+    waiting: list[Any] = [root._node or root]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Node) and id(node) not in found:
+        if not node.is_leaf and id(node) not in found:
             found[id(node)] = node
             waiting += node.inputs
     made = sorted(found.values(), key=attrgetter("number"))
-    depths: dict[int, tuple[Source, int]] = {}
+    depths: dict[int, tuple[Any, int]] = {}
     for node in made:
         before = [depths[id(source)][1] for source in node.inputs if id(source) in depths]
         depths[id(node)] = node, max(before, default=0) + 1
