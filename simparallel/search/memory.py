@@ -1,6 +1,6 @@
 """The memory that a plan holds from forward to backward, as a sum over its ops, which a search can bound.
 
-What ops keep for backward is held until backward has passed them; a redistributed copy counts as held, also where its op
+What ops keep for backward is held until backward has passed them; a redistributed copy counts as held, even if its op
 does not keep it. A recomputed part holds only its inputs. `rehearsal` has the peak of a step.
 """
 
