@@ -8,11 +8,13 @@ from functools import wraps
 from inspect import isgeneratorfunction
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from simparallel.rank_local import RankLocal, per_rank
 
 if TYPE_CHECKING:
     from simparallel.autograd.interpreter import AbstractInterpreter
+    from simparallel.autograd.tensor import Tensor
 
 
 class _GradMode(RankLocal):
@@ -21,6 +23,8 @@ class _GradMode(RankLocal):
     recomputing = False
     # Runs all ops of this thread, such as inside of `AutoParallel`; None leaves them to the interpreters of tensors.
     interpreter: AbstractInterpreter | None = None
+    # The tensors that new nodes read, by id, while a part runs that backward will run again; else None.
+    read: WeakValueDictionary[int, Tensor] | None = None
     # Numbers the nodes of all threads, so that nodes of one graph are in order whichever thread made them.
     numbers = count()
     # The modes that the open blocks of this thread will restore.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from simparallel.arrays.captures import HOOKS, refuse, running
-from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array
 
 if TYPE_CHECKING:
@@ -67,26 +67,24 @@ def changed_by(hooks: Sequence[Hook] | None, tensor: Tensor, gradient: Array) ->
     return gradient
 
 
-def hooks_on_the_tape(y: Tensor) -> list[Hook]:
-    """Return the list of hooks of y, for the caller to extend; the first call puts it on the tape."""
-    node = y._node
-    assert node is not None
-    if not isinstance(node.op, _Hooks):
-        # The hooks see the gradient of y summed over all uses, so they are an entry of the tape between y and its op.
-        before = y._like(y._data, node)
-        y._node = node = Node(_Hooks(before), SimpleNamespace(needs=(True,)), (before,))  # type: ignore[arg-type]
-    return node.op._hooks  # type: ignore[attr-defined]
+def hooks_of(x: Tensor) -> list[Hook]:
+    """Return the list of hooks of a tensor, for the caller to extend: of a leaf itself, or of the node that made it."""
+    node = x._node
+    if node is None:
+        x._hooks = [] if x._hooks is None else x._hooks
+        return x._hooks
+    if node.hooks is None:
+        node.hooks = _ResultHooks(x)
+    return node.hooks.hooks  # type: ignore[attr-defined]
 
 
-class _Hooks(Reversible):
-    """The tape's entry for the hooks of a tensor."""
+class _ResultHooks:
+    """The hooks of a node's result: they see its gradient summed over all uses."""
 
-    def __init__(self, before: Tensor) -> None:
-        self._before = before
-        self._hooks: list[Hook] = []
+    def __init__(self, y: Tensor) -> None:
+        # Has the device and the layout of y, and not its values.
+        self._without_data = y._like(np.empty(0))
+        self.hooks: list[Hook] = []
 
-    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        return (changed_by(self._hooks, self._before, dy),)
-
-    def __repr__(self) -> str:
-        return "register_hook"
+    def __call__(self, dy: Array) -> Array:
+        return changed_by(self.hooks, self._without_data._like(dy), dy)

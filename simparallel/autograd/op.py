@@ -402,7 +402,7 @@ class Op(Shardable, Reversible):
         arrays = [tensor._data for tensor in inputs]
         plan = self._plan(arrays)
         recording = grad_mode.enabled
-        needs = tuple(recording and tensor._requires_grad for tensor in inputs)
+        needs = tuple([recording and tensor._requires_grad for tensor in inputs])
         ctx = self.context_type(kernels_of[get_namespace(*arrays)], needs, plan)
         # The class attribute is FIRST already, so only other devices are stored.
         if device is not FIRST:

@@ -1,19 +1,20 @@
 """The tape and its backward pass.
 
-The tape is the chain of `Node`s behind a Tensor: the op, its context and its inputs. Backward
-walks them from the youngest to the oldest; a leaf's gradient is finished when its last use has
-been visited, and then its hooks are called. DistributedDataParallel uses such hooks to send a
-bucket of gradients while the rest of backward still runs.
+The tape is the chain of `Node`s behind a Tensor: the op, its context, and the nodes that made its inputs. So a
+value is kept only if an op saves it for backward. Backward walks them from the youngest to the oldest; a leaf's
+gradient is finished when its last use has been visited, and then its hooks are called. DistributedDataParallel uses
+such hooks to send a bucket of gradients while the rest of backward still runs.
 """
 
 from __future__ import annotations
 
 import heapq
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,11 @@ from simparallel.rank_local import RankLocal
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op
     from simparallel.autograd.tensor import Tensor
+    from simparallel.machine.devices import Device
+
+
+# The node that made an input of an op, or the input itself, which is a leaf.
+Source: TypeAlias = "Node | Tensor"
 
 
 class Reversible:
@@ -36,7 +42,7 @@ class Reversible:
     Attributes:
         accumulates: it has one input, contributes to a part of its gradient, and uses `ctx.accumulate_into`.
         fills_grad_buffers: it uses `ctx.gradient` or `ctx.grad_buffers`.
-        is_product: it is a product of its first two inputs: backward reads each only for the gradient of the other.
+        kept_for: name of a value of the context -> number of the input whose gradient alone reads it.
         sums_result: it has one input, and sums the gradient of its result along the axes of `Backward.unfinished`.
         runs_modules: its backward runs code of modules again.
         consumed: what to say where backward arrives a second time.
@@ -44,7 +50,7 @@ class Reversible:
 
     accumulates = False
     fills_grad_buffers = False
-    is_product = False
+    kept_for: Mapping[str, int] = MappingProxyType({})
     sums_result = False
     runs_modules = False
     consumed = (
@@ -78,15 +84,38 @@ class FlatSlice(Reversible):
 
 
 class Node:
-    """One operation on the tape."""
+    """One operation on the tape, which knows of its result only what backward needs.
 
-    __slots__ = ("ctx", "inputs", "number", "op")
+    Args:
+        op: runs its backward.
+        ctx: what the op keeps for backward; None once that has run.
+        inputs: of the op.
+
+    Attributes:
+        inputs: for each input the node that made it, or a leaf itself.
+        number: its place in the order of all nodes.
+        shape, dtype, device: of the result.
+        hooks: called with the finished gradient of the result; returns the one to go on with.
+    """
+
+    __slots__ = ("ctx", "device", "dtype", "hooks", "inputs", "number", "op", "shape")
+    is_leaf = False  # as of a Tensor
+    # Set with the result.
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    device: Device | None
 
     def __init__(self, op: Op, ctx: Context, inputs: Sequence[Tensor]) -> None:
         self.op = op
         self.ctx: Context | None = ctx
-        self.inputs = inputs
+        sources: list[Source] = []
+        for x in inputs:  # a comprehension takes longer
+            sources.append(x._node or x)
+        self.inputs: Sequence[Source] = sources
         self.number = next(grad_mode.numbers)
+        self.hooks: Callable[[Array], Array] | None = None
+        if grad_mode.read is not None:
+            grad_mode.read.update({id(x): x for x in inputs})
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +124,7 @@ class Backward:
 
     Attributes:
         uses: id of each node and leaf that it reaches -> number of uses left to visit.
-        grads: id of a leaf, or of the node that made a tensor -> its unfinished gradient. Gradients in memory that
+        grads: id of a node or leaf -> its unfinished gradient. Gradients in memory that
             nothing else uses grow in place.
         deliver: gives a leaf its gradient. An op that finishes a gradient itself calls it, and returns None.
         outer: the pass that this one runs inside of, to recompute a checkpointed part; or None.
@@ -122,24 +151,27 @@ class Backward:
         """Return whether this leaf may get a gradient; it gets none if no use of it contributes."""
         return id(leaf) in self.uses
 
-    def growing(self, tensor: Tensor) -> Array | None:
-        """Return the gradient of the tensor so far, if it may be written to; else None."""
-        key = id(tensor._node or tensor)
-        return self.grads[key] if key in self._own else None
+    def growing(self, source: Source) -> Array | None:
+        """Return the gradient of an input so far, if it may be written to; else None."""
+        return self.grads[id(source)] if id(source) in self._own else None
 
-    def add(self, key: int, tensor: Tensor, gradient: Array, is_new: bool) -> None:
-        """Add the contribution of one use of the tensor to its gradient.
+    def add(self, source: Source, gradient: Array, is_new: bool) -> None:
+        """Add the contribution of one use of an input to its gradient.
 
         Args:
-            key: of the tensor in `grads`.
-            tensor: the input of an op.
+            source: the input of a node.
             gradient: the contribution.
             is_new: nothing else uses the array `gradient`.
         """
+        key = id(source)
         before = self.grads.get(key)
-        if gradient.dtype != tensor._data.dtype:  # dtypes were mixed in forward
-            gradient, is_new = gradient.astype(tensor._data.dtype), True
-        elif before is None and not is_new and tensor._node is None:
+        if is_leaf := not isinstance(source, Node):
+            dtype, device = source._data.dtype, source._device
+        else:
+            dtype, device = source.dtype, source.device
+        if gradient.dtype != dtype:  # dtypes were mixed in forward
+            gradient, is_new = gradient.astype(dtype), True
+        elif before is None and not is_new and is_leaf:
             # Copied, because two leaves must not share one array.
             gradient, is_new = gradient.copy(), True
         if before is None:
@@ -156,7 +188,7 @@ class Backward:
             self._own.add(key)
         self.grads[key] = total
         if type(total) is np.ndarray or is_array(total):  # not a scalar
-            observer_of(tensor._device).memory.hold(total, GRADIENTS)
+            observer_of(device).memory.hold(total, GRADIENTS)
 
 
 class _RunningBackward(RankLocal):
@@ -218,6 +250,8 @@ def run_backward(
             node = heapq.heappop(heap)[1]
             op, inputs, dy = node.op, node.inputs, grads.pop(id(node))
             assert node.ctx is not None  # _count_uses has checked it
+            if node.hooks is not None:
+                dy = node.hooks(dy)
             needs = node.ctx.needs
             accumulate_into: Array | None = None
             grad_buffers: list[Array | None] = []
@@ -226,8 +260,12 @@ def run_backward(
                 node.ctx.accumulate_into = accumulate_into = running.growing(inputs[0])
             if op.fills_grad_buffers:
                 # The buffer is free if the leaf has no gradient yet and this is its last use.
-                is_free = [calls_hooks and x._grad is None and uses.get(id(x)) == 1 for x in inputs]
-                grad_buffers = [x._room if free else None for x, free in zip(inputs, is_free, strict=True)]
+                grad_buffers = [
+                    x._room
+                    if calls_hooks and not isinstance(x, Node) and x._grad is None and uses.get(id(x)) == 1
+                    else None
+                    for x in inputs
+                ]
                 node.ctx.grad_buffers = grad_buffers
             input_grads = op.run_backward(node.ctx, dy)
             # Free activations as soon as they are used, even while the loss is kept.
@@ -236,24 +274,23 @@ def run_backward(
             elif op.accumulates:
                 # A leaf may own this array from now on.
                 node.ctx.accumulate_into = None
-            for tensor, needed, gradient in zip(inputs, needs, input_grads, strict=True):
+            for source, needed, gradient in zip(inputs, needs, input_grads, strict=True):
                 if not needed:
                     continue
-                source = tensor._node
-                key = id(source or tensor)
+                key = id(source)
                 # Without a gradient, this use contributes nothing; that in `accumulate_into` has grown in place.
                 if gradient is not None and accumulate_into is None:
                     # An array with a base is a view, and dy may be the gradient of another input: neither may be
                     # written.
                     is_new = gradient is not dy and (gradient.base is None or op.accumulates)
-                    running.add(key, tensor, gradient, is_new or any(gradient is array for array in grad_buffers))
+                    running.add(source, gradient, is_new or any(gradient is array for array in grad_buffers))
                 # Counted also without a contribution: the leaf is finished when its last use has been visited.
                 uses[key] -= 1
                 if uses[key] == 0 and key in grads:
-                    if source is None:
-                        deliver(tensor, grads.pop(key))
-                    else:
+                    if isinstance(source, Node):
                         heapq.heappush(heap, (-source.number, source))
+                    else:
+                        deliver(source, grads.pop(key))
         # A callback that delivers a gradient may register further callbacks.
         while running.callbacks:
             running.callbacks.remove(first := min(running.callbacks, key=itemgetter(0)))
@@ -275,17 +312,16 @@ def _count_uses(root: Tensor) -> dict[int, int]:
         # Check only if some memory has been written since the node was made.
         if _newest > node.number:
             _check_unchanged(node)
-        for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
+        for source, needed in zip(node.inputs, node.ctx.needs, strict=True):
             if not needed:
                 continue
-            source = tensor._node
-            key = id(source or tensor)
+            key = id(source)
             # The first visit adds the node to the walk; later ones only count.
             if key in uses:
                 uses[key] += 1
             else:
                 uses[key] = 1
-                if source is not None:
+                if isinstance(source, Node):
                     stack.append(source)
     return uses
 
@@ -379,33 +415,27 @@ def _overlap(a: Any, b: Any) -> bool:
 def _check_unchanged(node: Node) -> None:
     """Raise AutogradError if memory that the node keeps for backward was written since forward."""
     assert node.ctx is not None
-    kept = [x for value in vars(node.ctx).values() for x in (value if isinstance(value, tuple) else (value,))]
+    needs, kept_for = node.ctx.needs, node.op.kept_for
+    kept = [
+        x
+        for name, value in vars(node.ctx).items()
+        if name not in kept_for or needs[kept_for[name]]
+        for x in (value if isinstance(value, tuple) else (value,))
+    ]
     for value in kept:
         if not (is_array(value) and is_written_since(value, node.number)):
             continue
-        inputs = [i for i, x in enumerate(node.inputs) if x._data is value or _may_overlap(x._data, value)]
-        if not inputs:
-            raise _outdated(f"what {node.op!r} gave")
-        for i in inputs:
-            if _uses(node, i):
-                x = node.inputs[i]
-                raise _outdated(f"{x.name or 'a tensor'} of shape {x.shape}, which {node.op!r} used,")
+        leaf = next((x for x in node.inputs if not isinstance(x, Node) and _may_overlap(x._data, value)), None)
+        what = f"an array of shape {value.shape} that {node.op!r} keeps"
+        if leaf is not None:
+            what = f"{leaf.name or 'a tensor'} of shape {leaf.shape}, which {node.op!r} used,"
+        raise AutogradError(
+            f"backward: {what} has changed since forward: an optimizer's step, a load, x += y, x[i] = y or a "
+            "collective in place came in between. The gradients would match neither the old nor the new values. Call "
+            "backward before that, run forward again, or change a detach().clone()."
+        )
 
 
 def _may_overlap(a: Array, b: Array) -> bool:
     spans = _addresses(a), _addresses(b)
-    return None not in spans and _overlap(*spans)
-
-
-def _uses(node: Node, i: int) -> bool:
-    """Return whether backward reads the values of input `i`, whose array the node keeps."""
-    assert node.ctx is not None
-    return not node.op.is_product or any(needed for j, needed in enumerate(node.ctx.needs[:2]) if j != i)
-
-
-def _outdated(what: str) -> AutogradError:
-    return AutogradError(
-        f"backward: {what} has changed since forward: an optimizer's step, a load, x += y, x[i] = y or a collective in "
-        "place came in between. The gradients would match neither the old nor the new values. Call backward before "
-        "that, run forward again, or change a detach().clone()."
-    )
+    return a is b or None not in spans and _overlap(*spans)

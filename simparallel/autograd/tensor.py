@@ -14,7 +14,7 @@ from simparallel.arrays.captures import HOOKS, READ, refuse, running
 from simparallel.arrays.host.sums import wider
 from simparallel.arrays.seam import device_of
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
+from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_of
 from simparallel.autograd.methods import FUNCTIONS, Size, TensorMethods
 from simparallel.autograd.numpy_functions import TensorNumpy, without_gradient
 from simparallel.autograd.tape import Node, mark_changed, run_backward
@@ -107,7 +107,7 @@ class Tensor(TensorMethods, TensorNumpy):
         self._requires_grad = requires_grad
         self.name = name
         self._node: Node | None = None
-        self._hooks: list[Hook] | None = None  # of a leaf; else they are on the tape
+        self._hooks: list[Hook] | None = None  # of a leaf; else the node has them
         self._room: Array | None = None  # contiguous; backward may write the gradient there while `.grad` is None
         self._scaled: tuple[float, Tensor | None] = _NOT_SCALED  # another one by `scale_loss` only
 
@@ -132,6 +132,9 @@ class Tensor(TensorMethods, TensorNumpy):
         self.placement = placement
         self.interpreter = interpreter
         self._node = node
+        if node is not None:
+            node.shape = data.shape if placement is None else placement.shape
+            node.dtype, node.device = data.dtype, device
         self._hooks = self._room = None
         self._scaled = _NOT_SCALED
         self._device = device
@@ -439,7 +442,7 @@ class Tensor(TensorMethods, TensorNumpy):
         """
         if not (self.is_leaf and self.requires_grad):
             raise AutogradError("only a leaf that requires a gradient can have a gradient hook.")
-        return RemovableHandle(self._leaf_hooks(), Hook(hook, may_change=False))
+        return RemovableHandle(hooks_of(self), Hook(hook, may_change=False))
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> RemovableHandle:
         """Call `hook(gradient)` whenever backward has computed the gradient of this tensor, summed over all its uses.
@@ -455,13 +458,7 @@ class Tensor(TensorMethods, TensorNumpy):
         """
         if not self.requires_grad:
             raise AutogradError("only a tensor that requires a gradient can have a gradient hook.")
-        hooks = self._leaf_hooks() if self._node is None else hooks_on_the_tape(self)
-        return RemovableHandle(hooks, Hook(hook, may_change=True))
-
-    def _leaf_hooks(self) -> list[Hook]:
-        if self._hooks is None:
-            self._hooks = []
-        return self._hooks
+        return RemovableHandle(hooks_of(self), Hook(hook, may_change=True))
 
     def backward(
         self, grad: Any = None, *, retain_graph: bool = False, check_finite: bool = True, gradient: Any = None

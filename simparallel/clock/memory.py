@@ -61,8 +61,9 @@ def owner_of(array: Any) -> Any:
 class _Held(weakref.ref):
     """A weak reference to a counted array; it calls the account when the array is freed."""
 
-    __slots__ = ("category", "key", "size_bytes")
+    __slots__ = ("category", "key", "num_keepers", "size_bytes")
     category: str
+    num_keepers: int  # see `keep`
     # id of the array, because the reference no longer gives the array once it is freed.
     key: int
     size_bytes: int
@@ -167,7 +168,7 @@ class MemoryAccount:
         if self.limit_bytes is not None and is_limited:
             self.make_room(array.nbytes, what or f"an array of {category}")
         held = _Held(array, self._release)
-        held.key, held.size_bytes, held.category = key, self.size_of(array), category
+        held.key, held.size_bytes, held.category, held.num_keepers = key, self.size_of(array), category, 0
         self._held[key] = held
         self.live[category] += held.size_bytes
         self.total += held.size_bytes

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from simparallel.autograd import Tensor, run_backward
-from simparallel.autograd.tape import Node, Reversible, grad_mode, is_written_since
+from simparallel.autograd.tape import Node, Reversible, Source, grad_mode, is_written_since
 from simparallel.backend import Array, random_state
 from simparallel.base.attributes import setting
 from simparallel.clock.recorder import observer_of
@@ -62,12 +63,16 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
         return part(*inputs)
     drawn, start = random_state.snapshot(), next(grad_mode.numbers)
     position = None if interpreter is None else interpreter.position
-    y = part(*inputs)
+    # Weakly: the first run frees what is inside of it.
+    read: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+    with setting(grad_mode, read=read):
+        y = part(*inputs)
     if not isinstance(y, Tensor):
         raise AutogradError(f"checkpoint: the part returned {type(y).__name__}; it must return one Tensor.")
-    if _is_end(y, start):
+    if y._node is None or y._node.number < start:
         return y
-    needed = _ends(y, start)
+    by_source = {id(x._node or x): x for x in read.values()}
+    needed = {id(x): x for end in _ends(y, start) if (x := by_source.get(id(end))) is not None}
     # Inputs without a gradient are kept as well, because the second run reads their values.
     others = {id(x): x for x in inputs if isinstance(x, Tensor) and id(x) not in needed}
     sources = [*needed.values(), *others.values()]
@@ -98,30 +103,25 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
     return y._like(y.data, Node(op, context, sources))  # type: ignore[arg-type]
 
 
-def _is_end(x: Tensor, start: int) -> bool:
-    """Return whether x is an input of the part: a leaf, or the result of a node before number `start`."""
-    return x._node is None or x._node.number < start
-
-
-def _ends(y: Tensor, start: int) -> dict[int, Tensor]:
-    """Walk the graph of y back to the inputs of the part; return those that need a gradient, by id."""
-    ends: dict[int, Tensor] = {}
-    stack, seen = [y], {id(y._node)}
+def _ends(y: Tensor, start: int) -> list[Source]:
+    """Walk the graph of y back to the inputs of the part; return those that need a gradient: leaves and older nodes."""
+    ends: dict[int, Source] = {}
+    stack, seen = [y._node or y], {id(y._node)}
     while stack:
         x = stack.pop()
-        if _is_end(x, start):
+        if not isinstance(x, Node) or x.number < start:
             ends[id(x)] = x
             continue
-        node = x._node
-        assert node is not None
         # A backward inside the part has consumed this node; the backward from y will raise an error.
-        if node.ctx is None:
+        if x.ctx is None:
             continue
-        for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
-            if needed and (tensor._node is None or id(tensor._node) not in seen):
-                seen.add(id(tensor._node))
-                stack.append(tensor)
-    return ends
+        for source, needed in zip(x.inputs, x.ctx.needs, strict=True):
+            if needed and id(source) not in seen:
+                # A leaf may be pushed again: the order is that of the walk.
+                if isinstance(source, Node):
+                    seen.add(id(source))
+                stack.append(source)
+    return list(ends.values())
 
 
 @contextmanager
@@ -180,11 +180,11 @@ class _Recompute(Reversible):
             difference = f"its result is {_result_text(result)}, the first one {_result_text(context.result)}"
         else:
             first = {id(x): x for x in context.ends}
-            second = _ends(y, start)
+            second = {id(x): x for x in _ends(y, start)}
             differing = [(first | second)[key] for key in first.keys() ^ second.keys()]
             if not differing:
                 return
-            shapes = ", ".join(f"{x.name or 'a tensor'} of shape {x.shape}" for x in differing[:3])
+            shapes = ", ".join(f"{getattr(x, 'name', '') or 'a tensor'} of shape {x.shape}" for x in differing[:3])
             difference = f"the result depends on {shapes} in one of the two runs only"
         raise AutogradError(
             f"backward: the second run of {self!r} differed from the first: {difference}. Move everything that "

@@ -45,8 +45,6 @@ class EagerAccount(MemoryAccount):
     def __init__(self, who: str, cluster: ClusterSpec) -> None:
         super().__init__(None, who)
         self._cluster = cluster
-        # id of an array -> the number of backwards that need it.
-        self._needed: Counter[int] = Counter()
 
     def note(self, op: Op, ctx: Context, inputs: Sequence[Array], y: Array) -> None:
         """Count the result of an op, and what it keeps."""
@@ -66,14 +64,15 @@ class EagerAccount(MemoryAccount):
             self._free(key)
 
     def keep(self, owner: Any, arrays: Iterable[Array], extra_bytes: int = 0) -> None:
-        """Count arrays and bytes until `owner` is freed."""
+        """Count arrays and bytes until `owner` is freed, also if what runs here frees the arrays before."""
         for array in arrays:
-            if has_data(array) and id(owner_of(array)) not in self._held:
+            key = id(owner_of(array))
+            if has_data(array) and key not in self._held:
                 continue  # a batch
             self.hold(array, ACTIVATIONS)
-            key = id(owner_of(array))
-            self._needed[key] += 1
-            weakref.finalize(owner, self._end, key).atexit = False
+            held = self._held[key]
+            held.num_keepers += 1
+            weakref.finalize(owner, self._end, held).atexit = False
         if extra_bytes:
             owner.kept = _KeptBytes(extra_bytes)
             self.hold(owner.kept, ACTIVATIONS)
@@ -85,16 +84,28 @@ class EagerAccount(MemoryAccount):
 
     def _release(self, held: Any) -> None:
         # The garbage collector may report an array that was released just before.
-        if held.key in self._held and self._held[held.key] is held:
-            super()._release(held)
+        if not self._has(held):
+            return
+        super()._release(held)
+        if held.num_keepers:
+            # Another array may get the id, but the bytes count on.
+            self.live[held.category] += held.size_bytes
+            self.total += held.size_bytes
 
-    def _end(self, key: int) -> None:
-        self._needed[key] -= 1
-        self._free(key)
+    def _has(self, held: Any) -> bool:
+        return self._held.get(held.key) is held
+
+    def _end(self, held: Any) -> None:
+        held.num_keepers -= 1
+        if self._has(held):
+            self._free(held.key)
+        elif not held.num_keepers:
+            self.live[held.category] -= held.size_bytes
+            self.total -= held.size_bytes
 
     def _free(self, key: int) -> None:
         held = self._held.get(key)
-        if held is not None and held.category == ACTIVATIONS and not self._needed[key]:
+        if held is not None and held.category == ACTIVATIONS and not held.num_keepers:
             self._release(held)
 
 

@@ -7,6 +7,7 @@ complete, since the tape follows from it, and the run ends there.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class OpNode:
         rule: text of the op's rule for these shapes.
         needs: for each input whether backward wants its gradient.
         line: of the user's program.
+        last: number of the op after which the program holds the result no more; None if it holds it to the end.
     """
 
     op: Op
@@ -72,6 +74,7 @@ class OpNode:
     needs: tuple[bool, ...]
     line: str
     has_backward: bool = False
+    last: int | None = None
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -259,7 +262,11 @@ class _Capturing(AbstractInterpreter):
         tape = Node(_ENDS, SimpleNamespace(needs=needs, number=number), inputs) if True in needs else None  # type: ignore[arg-type]
         found = Tensor._result(y, tape, inputs[0]._device)
         self._note(found.data, InputSource(NODE, number))
+        weakref.finalize(found, self._note_end, number).atexit = False
         return found
+
+    def _note_end(self, number: int) -> None:
+        self.graph.nodes[number].last = len(self.graph.nodes) - 1
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor:
         begin, outer = len(self.graph.nodes), self._is_in_part

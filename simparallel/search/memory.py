@@ -1,7 +1,7 @@
 """The memory that a plan holds from forward to backward, as a sum over its ops, which a search can bound.
 
-The tape holds the inputs of all ops that a gradient passes, their redistributed copies, and what ops keep for backward,
-until backward has passed them. A recomputed part holds only its inputs. `rehearsal` has the peak of a step.
+What ops keep for backward is held until backward has passed them; a redistributed copy counts as held, even if its op
+does not keep it. A recomputed part holds only its inputs. `rehearsal` has the peak of a step.
 """
 
 from __future__ import annotations

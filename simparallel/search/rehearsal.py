@@ -63,12 +63,11 @@ class StepRehearsal:
     def __init__(self, space: Space, choice: Sequence[int]) -> None:
         self._space, self._choice, self._nodes = space, choice, space.graph.nodes
         self._chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
-        # Result -> the last op that reads it.
-        self._last = list(range(len(self._nodes)))
+        # Op -> the results that the program drops after it: its variables may hold them longer than ops read them.
+        self._dropped: dict[int, list[InputSource]] = {}
         for number, node in enumerate(self._nodes):
-            for source in node.inputs:
-                if source.kind == NODE:
-                    self._last[source.number] = number
+            if node.last is not None and number not in space.graph.roots:
+                self._dropped.setdefault(node.last, []).append(InputSource(NODE, number))
         self._late: dict[int, list[tuple[Tensor, Array]]] = {}
         self._makers: dict[int, int] = {}
         recorder = Recorder(0, describe(1), record="off")
@@ -147,10 +146,9 @@ class StepRehearsal:
             self._forget(results, number)
 
     def _forget(self, results: dict[InputSource, Tensor], number: int) -> None:
-        """Drop the results that no later op reads, as a program's variables do."""
-        for source in self._nodes[number].inputs:
-            if source in results and self._last[source.number] <= number:
-                del results[source]
+        """Drop the results that the program drops after this op."""
+        for source in self._dropped.get(number, ()):
+            results.pop(source, None)
 
     def _input(self, number: int, i: int, results: dict[InputSource, Tensor]) -> Tensor:
         """Return an input of an op, redistributed if it has to be."""
@@ -180,13 +178,12 @@ class StepRehearsal:
 
     def _moved(self, x: Tensor, target: Placement, there: Events, back: Events, needed: bool) -> Tensor:
         carry = partial(self._carry, shape=x.data.shape, events=back)
-        # Also a redistribution that moves nothing has an entry on the tape, which holds its input.
         entry = self._entry(lambda ctx, dy: [carry(dy)], [x]) if needed else None
         return Tensor._result(self._carry(x.data, target.local_shape, there), entry, placement=target)
 
     def _entry(self, back: Back, inputs: list[Tensor]) -> Node:
         """Return a tape entry for inputs that all need a gradient."""
-        return Node(_Step(back), SimpleNamespace(needs=(True,) * len(inputs)), tuple(inputs))  # type: ignore[arg-type]
+        return Node(_Step(back), SimpleNamespace(needs=(True,) * len(inputs)), inputs)  # type: ignore[arg-type]
 
     def _carry(self, x: Array, shape: tuple[int, ...], events: Events) -> Array:
         """Return what a redistribution gives: a slice of the array, or a new array."""
@@ -215,11 +212,11 @@ class StepRehearsal:
         self._makers |= dict.fromkeys(made, number)
         if True in ctx.needs:
             left = [self._space.is_left(self._choice, number, i) for i in range(len(inputs))]
+            entry = Node(_Step(partial(self._op_backward, node.op, call)), ctx, inputs)  # type: ignore[arg-type]
             ctx.summed = [
-                (i, x) for i, x in enumerate(inputs) if ctx.needs[i] and not left[i] and self._is_summed(call, i)
+                (i, x) for i, x in enumerate(entry.inputs) if ctx.needs[i] and not left[i] and self._is_summed(call, i)
             ]
-            back = _Step(partial(self._op_backward, node.op, call))
-            y = Tensor._result(y.data, Node(back, ctx, tuple(inputs)), placement=call.made)  # type: ignore[arg-type]
+            y = Tensor._result(y.data, entry, placement=call.made)
         if call.made is not choice.output and choice.output is not call.made.gradient:
             finish = self._space.prices.finish(call)
             return self._moved(y, choice.output, finish, finish, y.requires_grad)
@@ -244,7 +241,7 @@ class StepRehearsal:
             gradient = grads[i]
             if gradient is dy or getattr(gradient, "base", None) is not None:
                 gradient = gradient.copy()
-            grads[i] = None if x.is_leaf and self._is_postponed(x, gradient) else gradient
+            grads[i] = None if not isinstance(x, Node) and self._is_postponed(x, gradient) else gradient
         return grads
 
     def _is_postponed(self, leaf: Tensor, gradient: Array) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from simparallel.autograd import Tensor
+    from simparallel.autograd.tape import Node
 
 # Width and height of a box, and the distances between boxes.
 _BOX, _STEP = (1.7, 0.62), (2.5, 1.0)
@@ -43,51 +45,50 @@ def plot_tape(
             f"plot_tape: the autograd graph has {len(depths)} tensors, expected 2 to {_MOST_BOXES}. It begins at "
             "leaves with requires_grad=True, and backward frees it."
         )
-    columns: dict[int, list[Tensor]] = {}
-    for tensor, depth in depths.values():
-        columns.setdefault(depth, []).append(tensor)
+    columns: dict[int, list[Any]] = {}
+    for source, depth in depths.values():
+        columns.setdefault(depth, []).append(source)
     tallest = max(map(len, columns.values()))
     places = {
-        id(tensor): (_STEP[0] * column, _STEP[1] * (row + (tallest - len(tensors)) / 2))
-        for column, tensors in columns.items()
-        for row, tensor in enumerate(tensors)
+        id(source): (_STEP[0] * column, _STEP[1] * (row + (tallest - len(sources)) / 2))
+        for column, sources in columns.items()
+        for row, source in enumerate(sources)
     }
     ax = axes(ax, 1.25 * len(columns) + 1.0, 0.62 * tallest + 0.7)
-    numbers = sorted(tensor._node.number for tensor, _ in depths.values() if tensor._node)
+    numbers = sorted(x.number for x, _ in depths.values() if not x.is_leaf)
     called = {id(leaf): name for name, leaf in (names or {}).items()}
-    for tensor, _ in depths.values():
-        if (node := tensor._node) is None:
-            text, color = called.get(id(tensor), "leaf" if tensor.requires_grad else "data"), GREEN
-            color = color if tensor.requires_grad else "0.85"
+    for x, _ in depths.values():
+        if not x.is_leaf:
+            text, color = f"{numbers.index(x.number)}: {type(x.op).__name__}", ORANGE if x is root._node else SKY
+            for source in x.inputs:
+                _draw_arrow(ax, places[id(source)], places[id(x)])
         else:
-            text, color = f"{numbers.index(node.number)}: {type(node.op).__name__}", ORANGE if tensor is root else SKY
-            for source in node.inputs:
-                _draw_arrow(ax, places[id(source)], places[id(tensor)])
-        _draw_box(ax, places[id(tensor)], f"{text}\n{tensor.shape}", color)
+            text = called.get(id(x), "leaf" if x.requires_grad else "data")
+            color = GREEN if x.requires_grad else "0.85"
+        _draw_box(ax, places[id(x)], f"{text}\n{x.shape}", color)
     ax.set(xlim=(-0.1, _STEP[0] * len(columns) - 0.6), ylim=(_STEP[1] * tallest - 0.2, -0.2))
     ax.set_axis_off()
     head(ax, title)
     return ax
 
 
-def _depths(root: Tensor) -> dict[int, tuple[Tensor, int]]:
-    """Return id -> (tensor, column) of all tensors behind root. A leaf stands just before its first use."""
-    found = {id(root): root}
-    waiting = [root]
+def _depths(root: Tensor) -> dict[int, tuple[Any, int]]:
+    """Return id -> (node or leaf, column) of the tape behind root. A leaf stands just before its first use."""
+    found: dict[int, Node] = {}
+    waiting: list[Any] = [root._node or root]
     while waiting:
-        last = waiting.pop()._node
-        for source in last.inputs if last else ():
-            if id(source) not in found:
-                found[id(source)] = source
-                waiting.append(source)
-    made = sorted(((t, t._node) for t in found.values() if t._node), key=lambda pair: pair[1].number)
-    depths: dict[int, tuple[Tensor, int]] = {}
-    for tensor, node in made:
+        node = waiting.pop()
+        if not node.is_leaf and id(node) not in found:
+            found[id(node)] = node
+            waiting += node.inputs
+    made = sorted(found.values(), key=attrgetter("number"))
+    depths: dict[int, tuple[Any, int]] = {}
+    for node in made:
         before = [depths[id(source)][1] for source in node.inputs if id(source) in depths]
-        depths[id(tensor)] = tensor, max(before, default=0) + 1
-    for tensor, node in made:
+        depths[id(node)] = node, max(before, default=0) + 1
+    for node in made:
         for source in node.inputs:
-            depths.setdefault(id(source), (source, depths[id(tensor)][1] - 1))
+            depths.setdefault(id(source), (source, depths[id(node)][1] - 1))
     return depths or {id(root): (root, 0)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -73,6 +74,35 @@ def test_hook_gets_finished_gradient_once():
     remove()
     (x * x).backward()
     assert len(seen) == 2
+
+
+def test_hook_may_come_after_the_uses():
+    seen = []
+    x = leaf(1.0, 2.0)
+    h = x * 2
+    y = h * 3 + h
+    h.register_hook(lambda gradient: seen.append(gradient.tolist()))
+    h.register_hook(lambda gradient: gradient * 10)
+    del h
+    y.sum().backward()
+    assert seen == [[4.0, 4.0]]
+    assert x.grad.tolist() == [80.0, 80.0]
+
+
+def test_tape_keeps_only_what_backward_reads():
+    """Sums, factors of constants and inputs of relu are freed with their Tensors; saved factors are kept."""
+    x = leaf(1.0, -2.0, 3.0)
+    added = x + 1
+    scaled = added * 2.0
+    positive = scaled.relu()
+    squares = positive * positive
+    loss = squares.sum()
+    arrays = [weakref.ref(result.data) for result in (added, scaled, positive, squares)]
+    del added, scaled, positive, squares
+    assert [array() is not None for array in arrays] == [False, False, True, False]
+    loss.backward()
+    assert x.grad.tolist() == [16.0, 0.0, 32.0]
+    assert arrays[2]() is None
 
 
 def test_hooks_fire_during_backward():

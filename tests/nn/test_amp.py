@@ -87,7 +87,7 @@ def test_norms_need_no_casts_around_them():
 def test_products_save_float16_for_backward(level):
     layer = nn.auto_mixed_precision(nn.Linear(4, 2), level)
     y = layer(X)
-    node = y._node.inputs[0]._node  # above the cast to float32
+    node = y._node.inputs[0]  # above the cast to float32
     assert node.op.name == "Linear"
     assert (node.ctx.x.dtype, node.ctx.w.dtype) == (HALF, HALF)
 

@@ -94,15 +94,14 @@ class Sub(AbstractBinary):
 class Mul(AbstractBinary):
     """y = a * b"""
 
-    is_product = True
-
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
-        ctx.a, ctx.b = a, b
+        ctx.shapes = a.shape, b.shape
+        ctx.a, ctx.b = a if ctx.needs[1] else None, b if ctx.needs[0] else None
         return a * b
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        da = ctx.arrays.unbroadcast(dy * ctx.b, ctx.a.shape) if ctx.needs[0] else None
-        db = ctx.arrays.unbroadcast(dy * ctx.a, ctx.b.shape) if ctx.needs[1] else None
+        da = ctx.arrays.unbroadcast(dy * ctx.b, ctx.shapes[0]) if ctx.needs[0] else None
+        db = ctx.arrays.unbroadcast(dy * ctx.a, ctx.shapes[1]) if ctx.needs[1] else None
         return da, db
 
 

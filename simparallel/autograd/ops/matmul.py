@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def are_aligned(spec: Spec, *sizes: int) -> bool:
 class AbstractProduct(Op):
     """Products of x and w, summed over all dims of w but the first, with an optional bias b."""
 
-    is_product = True
+    kept_for = MappingProxyType({"x": 1, "w": 0})
     is_matrix_product = True
     fills_grad_buffers = True
 

@@ -132,10 +132,9 @@ class CompiledMove(Reversible):
         return f"Redistribute({self._source.layout!r} -> {self._target.layout!r})"
 
 
-def _is_summed_by_its_op(x: Tensor) -> bool:
-    """Return whether the op that made x will sum its gradient, and x has no other use in the running backward."""
-    node = x._node
-    if node is None or not node.op.sums_result:
+def _is_summed_by_its_op(node: Node) -> bool:
+    """Return whether the op of a node will sum the gradient of its result, which has no other use in this backward."""
+    if not node.op.sums_result or node.hooks is not None:
         return False
     running = running_backward()
     return running.uses[id(node)] == 1 and id(node) not in running.grads
@@ -274,7 +273,7 @@ class Runner(Reversible):
         self._summed = [i for i, _ in self._gradient_axes]
         cut = call.window_cut
         self._halo = None if cut is None else compile_halo(cut, self.rank)
-        self.is_product, self.can_wait = call.op.is_product, call.can_wait
+        self.kept_for, self.can_wait = call.op.kept_for, call.can_wait
         # Ranks compare this text at each collective. It omits the op's settings: a seed differs in every step.
         self.purpose = f"{call.op.name} {sharding.rule}"
         self._backward_purpose = f"backward of {self.purpose}"
@@ -310,8 +309,7 @@ class Runner(Reversible):
         node = None
         if True in needs:
             node = Node(self, ctx, moved)  # type: ignore[arg-type]
-            # Backward needs the tensors themselves, to see which of them are leaves.
-            ctx.summed = tuple([moved[i] for i in self._summed])
+            ctx.summed = tuple([node.inputs[i] for i in self._summed])
         # Placements are compared with `is`: equal ones are one object.
         made, output = self.call.made, self.call.output
         if made is output:
@@ -373,14 +371,14 @@ class Runner(Reversible):
             gradient = grads[i]
             group = None if gradient is None else self.group(axes)
             if group is not None and gradient is not None:
-                if _is_summed_by_its_op(x):
-                    running_backward().unfinished[id(x._node.ctx)] = axes
+                if isinstance(x, Node) and _is_summed_by_its_op(x):
+                    running_backward().unfinished[id(x.ctx)] = axes
                     continue
                 if gradient is dy or gradient.base is not None or not gradient.ndim:
                     # The all-reduce writes in place: copy views, dy itself and NumPy scalars.
                     gradient = ctx.xp.array(gradient)
                 # A leaf's sum may wait until it shares a collective; any other op needs its gradient now.
-                if x.is_leaf and self._sharder.sums.take(x, gradient, group):
+                if not isinstance(x, Node) and self._sharder.sums.take(x, gradient, group):
                     grads[i] = None
                 else:
                     grads[i] = collectives.all_reduce(gradient, "sum", group)

@@ -51,10 +51,12 @@ class _First(Reversible):
         self._op, self._needs, self._late = node.op, needs, late
         # Backward clears the node itself.
         self._node = copy(node)
+        # They have seen the gradient that is kept for later.
+        self._node.hooks = None
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         if True in ctx.needs and self._op.runs_modules:
-            wanted = {id(x) for x, needed in zip(self._node.inputs, ctx.needs, strict=True) if needed}
+            wanted = {id(x) for x, needed in zip(ctx.sources, ctx.needs, strict=True) if needed}
             ctx.prepare = partial(_defer, wanted=wanted, late=self._late)
         else:
             self._late.append((self._node, self._needs, dy))
@@ -100,9 +102,9 @@ def _defer(root: Tensor, wanted: set[int], late: list[Late]) -> None:
         seen.add(id(node))
         needs = node.ctx.needs
         of_leaves = tuple(
-            n and t._node is None and id(t) not in wanted for t, n in zip(node.inputs, needs, strict=True)
+            n and not isinstance(x, Node) and id(x) not in wanted for x, n in zip(node.inputs, needs, strict=True)
         )
-        stack += [t._node for t, needed in zip(node.inputs, needs, strict=True) if needed]
+        stack += [x for x, needed in zip(node.inputs, needs, strict=True) if needed and isinstance(x, Node)]
         if True in of_leaves:
             node.op = _First(node, of_leaves, late)  # type: ignore[assignment]
             node.ctx.needs = tuple(n and not leaf for n, leaf in zip(needs, of_leaves, strict=True))

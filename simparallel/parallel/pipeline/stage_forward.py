@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from simparallel.autograd import Op, Redistribute, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
+from simparallel.autograd.tape import Node, Source
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_level
@@ -301,7 +302,7 @@ class StageForward(AbstractInterpreter):
         """Return a value as stage `target` has it, and send or receive it if this is its first use there."""
         source = self.stage_of(x)
         if self.is_first and source == EVERYWHERE and self._around == EVERYWHERE and isinstance(x, Tensor):
-            for leaf in _leaves([x]):
+            for leaf in _leaves(x._node or x):
                 if summed_along(leaf) is not None:
                     raise InputError(
                         f"Pipeline: code of the model uses {leaf.name} between its children, and a group of "
@@ -349,13 +350,13 @@ def _new_calls(before: Mapping[str, int]) -> dict[str, int]:
     return {name: count - before.get(name, 0) for name, count in calls.items() if count != before.get(name, 0)}
 
 
-def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the parameters among these values, and those that they are computed from, as a transposed weight is."""
-    for x in tensors:
-        if x.is_leaf and x.requires_grad:
-            yield x
-        elif x._node is not None:
-            yield from _leaves(x._node.inputs)
+def _leaves(source: Source) -> Iterator[Tensor]:
+    """Yield a parameter, or the parameters that a node computes from, as a transposed weight is."""
+    if isinstance(source, Node):
+        for x in source.inputs:
+            yield from _leaves(x)
+    elif source.requires_grad:
+        yield source
 
 
 def _spec(x: Any) -> Any:

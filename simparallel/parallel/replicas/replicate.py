@@ -187,7 +187,7 @@ class _InheritedState:
         self._places = places
         self._recorder = current_recorder()
         self._communicator = current() if is_running() else None
-        self._grad_mode = grad_mode.enabled, grad_mode.recomputing
+        self._grad_mode = grad_mode.enabled, grad_mode.recomputing, grad_mode.read
         self._drawn, self._part = random_state.snapshot(), random_state.part
         self._drawn_after = self._drawn
         # Threads draw node numbers from interleaved ranges, so backward visits the nodes in one order at any timing.
@@ -198,7 +198,7 @@ class _InheritedState:
     @contextmanager
     def of_thread(self, k: int) -> Iterator[None]:
         """Give the calling thread, number k, this state inside the block."""
-        grad_mode.enabled, grad_mode.recomputing = self._grad_mode
+        grad_mode.enabled, grad_mode.recomputing, grad_mode.read = self._grad_mode
         grad_mode.numbers = self._numbers[k]
         random_state.restore(self._drawn)
         random_state.given_part = self._part

@@ -269,7 +269,7 @@ class _Kept(Reversible):
         # Groups that run again gather anew; the place of the first run decides whether they reduce gradients.
         self._syncs = use.order.syncs() if op.runs_modules else {}
         self.accumulates, self.fills_grad_buffers = op.accumulates, op.fills_grad_buffers
-        self.is_product, self.runs_modules, self.consumed = op.is_product, op.runs_modules, op.consumed
+        self.kept_for, self.runs_modules, self.consumed = op.kept_for, op.runs_modules, op.consumed
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
         flat = self._use.flat()
@@ -330,4 +330,4 @@ def _nodes_since(results: Any, start: int) -> Iterator[Node]:
             continue
         seen.add(id(node))
         yield node
-        stack += [x._node for x, needed in zip(node.inputs, node.ctx.needs, strict=True) if needed]
+        stack += [x for x, needed in zip(node.inputs, node.ctx.needs, strict=True) if needed and isinstance(x, Node)]

@@ -15,6 +15,7 @@ from simparallel import nn
 from simparallel.errors import CollectiveMismatchError, DeadlockError, InputError, RunFailedError
 from simparallel.optim import SGD, AdamW
 from simparallel.parallel import Pipeline
+from simparallel.parallel.pipeline.split_backward import input_gradient
 from simparallel.parallel.pipeline.stages import balanced
 
 
@@ -459,3 +460,16 @@ def test_stages_have_parameters_where_they_can(costs, number):
     assert key(tuple(int(stage[0]) for stage in found)) == best
     # As many stages have parameters as there can be.
     assert best[1] == max(0, count - sum(cost > 0 for cost in costs))
+
+
+def test_late_weight_gradient_does_not_repeat_hooks():
+    x, w = (sp.Tensor(np.ones((n, 3)), requires_grad=True) for n in (2, 3))
+    calls, found = [], {}
+    h = sp.functions.linear(x, w)
+    h.register_hook(lambda gradient: calls.append(gradient.shape) or gradient * 2)
+    weight_gradients = input_gradient(h.sum(), np.ones(()), [x], lambda leaf, array: found.update({id(leaf): array}))
+    assert found.keys() == {id(x)}
+    weight_gradients()
+    assert calls == [(2, 3)]
+    assert (found[id(x)] == 6).all()
+    assert (found[id(w)] == 4).all()

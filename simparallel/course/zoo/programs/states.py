@@ -169,7 +169,7 @@ def losses_with_graphs():
 
     Elsewhere: PyTorch keeps the graphs as well; its error of memory names the allocation, not the list.
     """
-    sp.set_memory("64KB")
+    sp.set_memory("32KB")
     model = sp.nn.Linear(4, 4)
     losses = []
     for _ in range(100):
