@@ -258,7 +258,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    written, gone = node.workeroutput.get("golden", ({}, ()))
+    # A worker that has crashed sends nothing.
+    written, gone = getattr(node, "workeroutput", {}).get("golden", ({}, ()))
     refusals.golden.written |= written
     refusals.golden.gone |= set(gone)
 
