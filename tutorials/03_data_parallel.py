@@ -128,7 +128,7 @@ for run, ax, title in zip((whole, in_parts), axes, ("960 samples at once", "eigh
 show(figure, "accumulation")
 
 # %% [markdown]
-# About a third. The parameters and their gradients stay, the activations shrink to an eighth. The price is time: eight
+# Less than half. The parameters and their gradients stay, the activations shrink to an eighth. The price is time: eight
 # small batches take longer than a large one. (The picture shows the memory at the end of each operation. The printed
 # peaks are a little higher, because they include the time in between.)
 #

@@ -371,7 +371,7 @@ for recompute in (False, True):
     hfu, mfu, peak = used[recompute]
     print(f"recompute={recompute!s:<5} HFU {hfu:.0%}, MFU {mfu:.0%}, peak memory {peak / 1e9:.2f} GB")
 assert used[True][1] < 0.8 * used[False][1]
-assert used[True][2] < 0.5 * used[False][2]
+assert used[True][2] < 0.55 * used[False][2]
 
 # %% [markdown]
 # MFU falls: a quarter of the flops is now done for memory, not for the model. Compare systems by MFU, because it is
@@ -385,7 +385,8 @@ assert used[True][2] < 0.5 * used[False][2]
 # memory?
 
 # %%
-peaks = {32: prediction.peak_bytes, 128: alone.peak_bytes}
+limited = {"cluster": "dgx-a100", "device_memory": "80GB"}
+peaks = {samples: sp.dry_run(train_resnet, (samples,), **limited).peak_bytes for samples in (32, 128)}
 slope = (peaks[128] - peaks[32]) / 96
 print({samples: f"{peak / 1e9:.2f} GB" for samples, peak in peaks.items()}, f"{slope / 1e6:.0f} MB for each image")
 assert peaks[128] < 4 * peaks[32]
@@ -402,7 +403,8 @@ show(weak[8].memory_over_time(), "memory")
 # %% [markdown]
 # No: parameters, gradients and the state of the optimizer do not grow with the batch. Activations do. They grow in
 # forward, and fall in backward, as the picture shows. The capacity of the described device is a limit only if you say
-# so with `device_memory=`. The error lists what the device holds, and in which layer the memory runs out.
+# so with `device_memory=`; then the images count, too. The error lists what the device holds, and in which layer the
+# memory runs out.
 #
 # ## How good is a prediction?
 #
