@@ -169,10 +169,10 @@ class DeviceWork(NamedTuple):
     def with_operands(self, dtype: str) -> DeviceWork:
         """Return the operation with the operands that products have in a described type, see `ClusterSpec.dtype`.
 
-        An operand in FP8 is read in its own type, and written as it is and transposed, once for two products each, as
-        in NVIDIA's Transformer Engine; one kernel casts those of a product. Operands that are no multiples of 16
-        elements long, convolutions and attention stay in the wider type; so does attention in TF32 (PyTorch's kernel
-        for float32 does not round to it).
+        One kernel casts the operands of a product to FP8, as in NVIDIA's Transformer Engine: it reads the wider type,
+        and writes each operand and its transpose, which serve two products, so a product pays for half. Operands whose
+        sides are no multiples of 16 elements, convolutions and attention stay in the wider type; so does attention in
+        TF32 (PyTorch's kernel for float32 does not round to it).
         """
         itemsize, narrow = DTYPES[dtype]
         kinds = {each.kind for each in self.products}

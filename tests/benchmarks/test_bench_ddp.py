@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 from refusals import refused
 
-from benchmarks import ddp, environments
+from benchmarks import ddp
 from benchmarks.__main__ import main
 from benchmarks.contest import Result
 from benchmarks.errors import BenchError
@@ -18,12 +17,6 @@ from simparallel.errors import InputError
 
 TASK = ddp.TASKS[-1]
 OWN = (ddp.OURS, ddp.UNRECORDED, ddp.ONE_RANK, ddp.APART)
-
-
-@pytest.fixture(autouse=True)
-def bench_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIMPARALLEL_BENCH_DIR", str(tmp_path / "bench"))
-    return tmp_path / "bench"
 
 
 def row(**times_s):
@@ -87,12 +80,8 @@ def test_command_prints_json_and_torch_hint(capsys, monkeypatch):
 @pytest.mark.matrices
 @pytest.mark.process
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-def test_torch_trains_the_same_model_beside_us(bench_directory):
-    binaries = bench_directory / "torch" / "bin"
-    binaries.mkdir(parents=True)
-    (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (binaries / "python").chmod(0o755)
-    (binaries.parent / environments.READY).write_text(json.dumps(ddp.PEER.requirements))
+def test_torch_trains_the_same_model_beside_us(torch_here):
+    torch_here(ddp.PEER)
     (only,) = ddp.main(ranks=[2], names=["lenet"], rounds=1, turn_s=0.005)
 
     assert set(only.result.times_s) == {*OWN, ddp.TORCH}

@@ -13,11 +13,6 @@ from simparallel.errors import InputError
 from simparallel.parallel.pipeline.rules import RULES
 
 
-@pytest.fixture(autouse=True)
-def bench_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIMPARALLEL_BENCH_DIR", str(tmp_path / "bench"))
-
-
 @pytest.mark.process
 def test_our_steps_are_measured_without_torch(capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "TURN_S", 0.01)

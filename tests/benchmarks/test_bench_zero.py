@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 
 import pytest
 from refusals import refused
 
-from benchmarks import environments, zero
+from benchmarks import zero
 from benchmarks.__main__ import main
 from benchmarks.contest import Result
 from simparallel.errors import InputError
 
 
 @pytest.fixture(autouse=True)
-def bench_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIMPARALLEL_BENCH_DIR", str(tmp_path / "bench"))
+def short_turns(monkeypatch):
     monkeypatch.setattr(zero, "TURN_S", 0.005)
-    return tmp_path / "bench"
 
 
 @pytest.mark.process
@@ -35,12 +32,8 @@ def test_our_steps_are_measured_without_torch(capsys):
 @pytest.mark.matrices
 @pytest.mark.process
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-def test_torch_trains_sharded_beside_us(bench_directory):
-    binaries = bench_directory / "torch" / "bin"
-    binaries.mkdir(parents=True)
-    (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (binaries / "python").chmod(0o755)
-    (binaries.parent / environments.READY).write_text(json.dumps(zero.PEER.requirements))
+def test_torch_trains_sharded_beside_us(torch_here):
+    torch_here(zero.PEER)
     assert all(zero.TORCH in each.times_s for each in zero.main(ranks=[2], rounds=1))
 
 
