@@ -238,7 +238,7 @@ def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings:
     fuse = getattr(xp, "fuse", None)
     if fuse is None:
         return bound
-    return partial(_in_memory_order, fuse(kernel_name=kernel_name_of(kernel_name or compute.__name__))(bound))
+    return partial(in_memory_order, fuse(kernel_name=kernel_name_of(kernel_name or compute.__name__))(bound))
 
 
 def kernel_name_of(name: str) -> str:
@@ -249,20 +249,29 @@ def kernel_name_of(name: str) -> str:
     return "kernel_" + re.sub(r"\W", "_", name.strip("_"), flags=re.ASCII)
 
 
-def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:
-    """Call a kernel with views transposed to C order, the order of new arrays of CuPy's kernels."""
-    first = next(arg for arg in args if is_array(arg))
-    # Where orders differ, C order wins, as in NumPy.
-    if any(is_array(arg) and arg.shape == first.shape and arg.flags.c_contiguous for arg in args):
-        return kernel(*args)
-    axes = sorted(range(first.ndim), key=lambda axis: -first.strides[axis])
+def in_memory_order(compute: Callable[..., Any], *args: Any) -> Any:
+    """Call an elementwise function with views of its arrays in which memory is in C order.
+
+    CuPy's kernels visit elements in C order, whatever the order of memory, and so they give new arrays.
+
+    Args:
+        compute: returns new arrays of the broadcast shape, or None, or an array that it has changed.
+        args: arrays and numbers. The largest arrays without a stride of 0 say the order; where they differ, C order
+            wins, as in NumPy.
+    """
+    arrays = [arg for arg in args if is_array(arg)]
+    num_dims, size = max((x.ndim, x.size) for x in arrays)
+    whole = [x for x in arrays if x.ndim == num_dims and x.size == size and 0 not in x.strides]
+    if not whole or any(x.flags.c_contiguous for x in whole):
+        return compute(*args)
+    axes = sorted(range(num_dims), key=lambda axis: -whole[0].strides[axis])
 
     def moved(arg: Any) -> Any:
         if not is_array(arg) or arg.ndim == 0:
             return arg
-        return arg[(None,) * (first.ndim - arg.ndim)].transpose(axes)
+        return arg[(None,) * (num_dims - arg.ndim)].transpose(axes)
 
-    result, back = kernel(*map(moved, args)), [axes.index(axis) for axis in range(first.ndim)]
+    result, back = compute(*map(moved, args)), [axes.index(axis) for axis in range(num_dims)]
     if isinstance(result, tuple):
         return tuple(array.transpose(back) for array in result)
     return None if result is None else result.transpose(back)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeVar, cast
@@ -58,6 +59,10 @@ class RankLocal(threading.local):
         if not cls.outlasts_runs:
             cls._of_runs.append(local)
         return local
+
+    def __reduce__(self) -> str:
+        # As functions are: by the name of a variable of its module. Another process has its own values.
+        return next(name for name, value in vars(sys.modules[type(self).__module__]).items() if value is self)
 
     def __init__(self) -> None:
         # Python calls this once in each thread that uses the instance.

@@ -177,11 +177,9 @@ class Backward:
         if before is None:
             total = gradient
         elif key in self._own:
-            before += gradient
-            total = before
+            total = arrays_of(before, gradient).add_to(before, gradient)
         elif is_new:
-            gradient += before
-            total = gradient
+            total = arrays_of(before, gradient).add_to(gradient, before)
         else:
             total = arrays_of(before, gradient).add(before, gradient)
         if is_new or before is not None:

@@ -18,7 +18,7 @@ from simparallel.arrays.host import normalize
 from simparallel.arrays.host.arrays import MANY_ROWS, HostArrays, channels_last
 from simparallel.arrays.host.sums import HALF, in_order_of
 from simparallel.arrays.host.windows import scratch
-from simparallel.backend import Array, fused, is_array, to_device_like, to_host
+from simparallel.backend import Array, fused, in_memory_order, to_device_like, to_host
 
 # Size of intermediate results of a call at once; at most 1 / 16 of `device_memory`.
 CHUNK_BYTES = 256 << 20
@@ -46,12 +46,14 @@ class CudaArrays(HostArrays):
     pieces = staticmethod(lambda size, others: (1, size))
     for_each = staticmethod(multi_tensor.for_each)
     sums = staticmethod(multi_tensor.sums)
+    add_to = staticmethod(partial(in_memory_order, HostArrays.add_to))
+    copy_to = staticmethod(partial(in_memory_order, HostArrays.copy_to))
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
         self.matmul = self.product = partial(products.matmul, xp)  # type: ignore[method-assign]
         self.einsum = partial(products.einsum, xp)
-        self.add, self.maximum = partial(_in_order, xp, xp.add), partial(_in_order, xp, xp.maximum)
+        self.add, self.maximum = partial(in_memory_order, xp.add), partial(in_memory_order, xp.maximum)
 
     @property
     def work_bytes(self) -> float:  # type: ignore[override]
@@ -173,12 +175,6 @@ class CudaArrays(HostArrays):
         for start in range(0, len(taps), step):
             pixels = *taps[start : start + step], *grads[start : start + step]
             fused(self.xp, _give_to_first, is_apart=is_apart)(dy, y, is_free, *pixels)
-
-
-def _in_order(xp: Any, ufunc: Callable[..., Array], x: Array, y: Any) -> Array:
-    # CuPy's ufuncs return arrays in C order, and every kernel that reads arrays of two orders is slow.
-    is_alike = not is_array(y) or (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)
-    return ufunc(x, y, out=xp.empty_like(x)) if is_alike and not x.flags.c_contiguous else ufunc(x, y)
 
 
 def _where_positive(xp: Any, x: Array, y: Array) -> Array:

@@ -41,7 +41,7 @@ class HostArrays:
         xp: the array library.
         matmul: a @ b as the library computes it: (a, b, out=None).
         einsum: the library's einsum.
-        add, maximum: of an array, and an array or number; where two arrays have the same strides, the result has, too.
+        add, maximum: of an array, and an array or number. Where two arrays have the same strides, the result has, too.
         pieces: (size, others) -> (b, L): b pieces of length L, whose products with `others` numbers are fast.
         gathered_bytes: size of the gathered windows of a convolution at once.
         work_bytes: size of other intermediate results of a call at once.
@@ -84,6 +84,20 @@ class HostArrays:
     def fusible(self, x: Array, like: Array) -> Array:
         """Return x in the memory order of `like`, if kernels that read both are slow for two orders."""
         return x
+
+    # --- elements -------------------------------------------------------------------------------
+
+    @staticmethod
+    def add_to(total: Array, x: Array) -> Array:
+        """Add x to `total` in place, and return it."""
+        total += x
+        return total
+
+    @staticmethod
+    def copy_to(out: Array, x: Array) -> Array:
+        """Copy x to `out`, and return that."""
+        out[...] = x
+        return out
 
     # --- products -------------------------------------------------------------------------------
 

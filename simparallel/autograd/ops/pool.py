@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.arrays.host.arrays import HostArrays
 from simparallel.arrays.host.sums import divided, in_order_of, lowest
 from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.exchanges import Asked, Exchanges
@@ -93,14 +94,14 @@ class MaxPool2d(AbstractPool):
 
     def forward(self, ctx: Context, x: Array) -> Array:
         at = ctx.windows
-        padded = _pad(ctx.xp, x, at, lowest(x.dtype))
+        padded = _pad(ctx.arrays, x, at, lowest(x.dtype))
         y = ctx.arrays.window_maxima([padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps()])
         ctx.x, ctx.y = x, y
         return y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x, y, at = ctx.xp, ctx.x, ctx.y, ctx.windows
-        padded = _pad(xp, x, at, lowest(x.dtype))
+        padded = _pad(ctx.arrays, x, at, lowest(x.dtype))
         dy = in_order_of(xp, dy, y)
         # No pixel is in two windows, so each gradient is written once.
         is_apart = at.stride == at.kernel and at.dilation == (1, 1)
@@ -110,7 +111,7 @@ class MaxPool2d(AbstractPool):
         places = [(*_ALL, *at.slices(i, j)) for i, j in at.taps()]
         taps, grads = ([array[place] for place in places] for array in (padded, dx))
         ctx.arrays.give_to_first(dy, y, taps, grads, is_apart)
-        return (_crop(xp, dx, at),)
+        return (_crop(ctx.arrays, dx, at),)
 
 
 class AvgPool2d(AbstractPool):
@@ -156,11 +157,11 @@ class AvgPool2d(AbstractPool):
 
     def forward(self, ctx: Context, x: Array) -> Array:
         at, dtype = ctx.windows, ctx.plan.output.dtype
-        padded = _pad(ctx.xp, x.astype(_wide(dtype), order="K", copy=False), at, 0)
+        padded = _pad(ctx.arrays, x.astype(_wide(dtype), order="K", copy=False), at, 0)
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
-        y = first.copy(order="K")
+        y = ctx.arrays.copy_to(ctx.xp.empty_like(first), first)
         for other in others:
-            y += other
+            ctx.arrays.add_to(y, other)
         y *= self._scale(ctx, at, x, y.dtype)
         return y.astype(dtype, copy=False)
 
@@ -170,8 +171,8 @@ class AvgPool2d(AbstractPool):
         dy = dy * self._scale(ctx, at, dy, dy.dtype)
         dx = _zeros_padded(xp, dy, at)
         for i, j in at.taps():
-            dx[(*_ALL, *at.slices(i, j))] += dy
-        return (_crop(xp, dx, at),)
+            ctx.arrays.add_to(dx[(*_ALL, *at.slices(i, j))], dy)
+        return (_crop(ctx.arrays, dx, at),)
 
 
 class AdaptiveAvgPool2d(Op):
@@ -275,11 +276,11 @@ def _zeros_padded(xp: Any, like: Array, at: Windows, value: Any = 0) -> Array:
     return flat.transpose(tuple(order.index(dim) for dim in range(4)))
 
 
-def _pad(xp: Any, x: Array, at: Windows, value: Any) -> Array:
+def _pad(arrays: HostArrays, x: Array, at: Windows, value: Any) -> Array:
     if at.padded == at.image:
         return x
-    padded = _zeros_padded(xp, x, at, value)
-    _crop_view(padded, at)[...] = x
+    padded = _zeros_padded(arrays.xp, x, at, value)
+    arrays.copy_to(_crop_view(padded, at), x)
     return padded
 
 
@@ -288,9 +289,12 @@ def _crop_view(padded: Array, at: Windows) -> Array:
     return padded[:, :, top : top + height, left : left + width]
 
 
-def _crop(xp: Any, padded: Array, at: Windows) -> Array:
+def _crop(arrays: HostArrays, padded: Array, at: Windows) -> Array:
     """Return the image without its padding, in the same memory order and without gaps."""
-    return padded if at.padded == at.image else _crop_view(padded, at).copy(order="K")
+    if at.padded == at.image:
+        return padded
+    image = _crop_view(padded, at)
+    return arrays.copy_to(arrays.xp.empty_like(image), image)
 
 
 def _pooled(op: Op, x: Any) -> Tensor:
