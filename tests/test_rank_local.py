@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 import simparallel as sp
 from simparallel import backend, rank_local
+from simparallel.arrays.captures import running
+from simparallel.base.pickling import dumps
 from simparallel.rank_local import RankLocal, begin_run, per_rank
 
 
@@ -90,6 +93,19 @@ def before_and_after() -> tuple[Any, Any]:
     before = set(differing()), backend.random_state.snapshot()
     leave_everything_open()
     return before, (set(differing()), backend.random_state.snapshot())
+
+
+def test_variables_are_pickled_by_name() -> None:
+    """So a function that is sent to ranks by value may read them."""
+    for local in RankLocal._of_runs:
+        assert pickle.loads(dumps(local)) is local
+    sent = pickle.loads(dumps(in_no_step))
+    assert sent is not in_no_step
+    assert sent() is True
+
+
+def in_no_step() -> bool:
+    return running.step == ""
 
 
 @pytest.mark.process

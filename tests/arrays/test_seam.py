@@ -16,7 +16,7 @@ import simparallel
 from simparallel.arrays.captures import running
 from simparallel.arrays.host.arrays import HostArrays
 from simparallel.arrays.seam import arrays_of, device_of, for_each, kernels_of, totals
-from simparallel.backend import to_host
+from simparallel.backend import in_memory_order, to_host
 from simparallel.base import dry_arrays
 
 ROOT = Path(simparallel.__file__).parent
@@ -95,6 +95,42 @@ def double(xp: Any, x: Any, factor: float) -> None:
 
 def itself(xp: Any, x: Any) -> Any:
     return x
+
+
+@given(st.permutations(range(3)), st.tuples(*[st.integers(2, 4)] * 3), st.sampled_from(["alike", "spread", "rows"]))
+def test_elements_are_visited_in_memory_order(
+    arrays: Any, axes: list[int], sizes: tuple[int, ...], other: str
+) -> None:
+    """Kernels visit elements in C order, so they get views in which that is the order of memory."""
+    back = np.argsort(axes).tolist()
+
+    def put(x: np.ndarray) -> Any:
+        return arrays.on_device(np.ascontiguousarray(x.transpose(axes))).transpose(back)
+
+    def noted(function: Any) -> Any:
+        def noting(x: Any, *others: Any) -> Any:
+            orders.append(x.flags.c_contiguous)
+            return function(x, *others)
+
+        return noting
+
+    orders: list[bool] = []
+    x, y = np.arange(prod(sizes)).reshape(sizes) % 7.0, np.arange(prod(sizes)).reshape(sizes) % 5.0
+    if other == "spread":
+        y = y[:1, :1, :1]
+        given = [put(x), arrays.xp.broadcast_to(arrays.on_device(y), sizes)]
+    else:
+        y = y[0] if other == "rows" else y
+        given = [put(x), arrays.on_device(y) if other == "rows" else put(y)]
+    z = in_memory_order(noted(arrays.xp.add), *given)
+    assert (orders, z.strides) == ([True], given[0].strides)
+    arrays.assert_equal(z, x + y)
+    kernels = kernels_of[arrays.xp]
+    for found in (kernels.add(*given), kernels.add_to(given[0], given[1]), given[0]):
+        arrays.assert_equal(found, x + y)
+    padded = arrays.xp.zeros([size + 2 for size in sizes])
+    kernels.copy_to(padded[1:-1, 1:-1, 1:-1], given[0])
+    arrays.assert_equal(padded, np.pad(x + y, 1))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=4))
