@@ -12,7 +12,7 @@ import heapq
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import add, iadd, itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -176,12 +176,9 @@ class Backward:
             gradient, is_new = gradient.copy(), True
         if before is None:
             total = gradient
-        elif key in self._own:
-            total = arrays_of(before, gradient).add_to(before, gradient)
-        elif is_new:
-            total = arrays_of(before, gradient).add_to(gradient, before)
         else:
-            total = arrays_of(before, gradient).add(before, gradient)
+            pair = (gradient, before) if is_new and key not in self._own else (before, gradient)
+            total = arrays_of(*pair).elementwise(iadd if is_new or key in self._own else add, *pair)
         if is_new or before is not None:
             self._own.add(key)
         self.grads[key] = total

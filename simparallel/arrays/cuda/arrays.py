@@ -46,14 +46,12 @@ class CudaArrays(HostArrays):
     pieces = staticmethod(lambda size, others: (1, size))
     for_each = staticmethod(multi_tensor.for_each)
     sums = staticmethod(multi_tensor.sums)
-    add_to = staticmethod(partial(in_memory_order, HostArrays.add_to))
-    copy_to = staticmethod(partial(in_memory_order, HostArrays.copy_to))
+    elementwise = staticmethod(in_memory_order)
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
         self.matmul = self.product = partial(products.matmul, xp)  # type: ignore[method-assign]
         self.einsum = partial(products.einsum, xp)
-        self.add, self.maximum = partial(in_memory_order, xp.add), partial(in_memory_order, xp.maximum)
 
     @property
     def work_bytes(self) -> float:  # type: ignore[override]
@@ -137,7 +135,7 @@ class CudaArrays(HostArrays):
 
     def masked(self, x: Array, keep: Array, out: Array | None = None) -> Array:
         if out is None:
-            return self.xp.where(keep, x, self.xp.zeros((), x.dtype))
+            return self.elementwise(self.xp.where, keep, x, self.xp.zeros((), x.dtype))
         return super().masked(x, keep, out)
 
     def where_positive(self, x: Array, y: Array) -> Array:

@@ -9,6 +9,7 @@ of array it has.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from math import prod
 from types import ModuleType
@@ -41,7 +42,7 @@ class HostArrays:
         xp: the array library.
         matmul: a @ b as the library computes it: (a, b, out=None).
         einsum: the library's einsum.
-        add, maximum: of an array, and an array or number. Where two arrays have the same strides, the result has, too.
+        elementwise: calls an elementwise function, (function, *args), see `backend.in_memory_order`.
         pieces: (size, others) -> (b, L): b pieces of length L, whose products with `others` numbers are fast.
         gathered_bytes: size of the gathered windows of a convolution at once.
         work_bytes: size of other intermediate results of a call at once.
@@ -59,13 +60,11 @@ class HostArrays:
     reads_wait = False
     matmul: Callable[..., Array]
     einsum: Callable[..., Array]
-    add: Callable[[Array, Array], Array]
-    maximum: Callable[[Array, Array | float], Array]
+    elementwise: Callable[..., Any] = staticmethod(operator.call)  # type: ignore[arg-type]
     pieces: Callable[[int, int], tuple[int, int]] = staticmethod(tiles.pieces)
 
     def __init__(self, xp: ModuleType) -> None:
         self.xp, self.matmul, self.einsum = xp, xp.matmul, xp.einsum
-        self.add, self.maximum = xp.add, xp.maximum
 
     # --- places ---------------------------------------------------------------------------------
 
@@ -84,20 +83,6 @@ class HostArrays:
     def fusible(self, x: Array, like: Array) -> Array:
         """Return x in the memory order of `like`, if kernels that read both are slow for two orders."""
         return x
-
-    # --- elements -------------------------------------------------------------------------------
-
-    @staticmethod
-    def add_to(total: Array, x: Array) -> Array:
-        """Add x to `total` in place, and return it."""
-        total += x
-        return total
-
-    @staticmethod
-    def copy_to(out: Array, x: Array) -> Array:
-        """Copy x to `out`, and return that."""
-        out[...] = x
-        return out
 
     # --- products -------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from math import prod
 from types import ModuleType
@@ -57,7 +58,7 @@ class Add(AbstractBinary):
 
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.shapes = a.shape, b.shape
-        return ctx.arrays.add(a, b)
+        return ctx.arrays.elementwise(operator.add, a, b)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return [ctx.arrays.unbroadcast(dy, s) if n else None for s, n in zip(ctx.shapes, ctx.needs, strict=True)]
@@ -83,7 +84,7 @@ class Sub(AbstractBinary):
 
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.shapes = a.shape, b.shape
-        return a - b
+        return ctx.arrays.elementwise(operator.sub, a, b)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         da = ctx.arrays.unbroadcast(dy, ctx.shapes[0]) if ctx.needs[0] else None
@@ -97,12 +98,11 @@ class Mul(AbstractBinary):
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.shapes = a.shape, b.shape
         ctx.a, ctx.b = a if ctx.needs[1] else None, b if ctx.needs[0] else None
-        return a * b
+        return ctx.arrays.elementwise(operator.mul, a, b)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        da = ctx.arrays.unbroadcast(dy * ctx.b, ctx.shapes[0]) if ctx.needs[0] else None
-        db = ctx.arrays.unbroadcast(dy * ctx.a, ctx.shapes[1]) if ctx.needs[1] else None
-        return da, db
+        others, arrays = zip(ctx.needs, (ctx.b, ctx.a), ctx.shapes, strict=True), ctx.arrays
+        return [arrays.unbroadcast(arrays.elementwise(operator.mul, dy, x), s) if n else None for n, x, s in others]
 
 
 class Div(AbstractBinary):
@@ -218,7 +218,7 @@ class ReLU(AbstractUnary):
     """y = max(x, 0); the gradient at 0 is 0"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = ctx.arrays.maximum(x, 0 if x.dtype.kind != "b" else False)
+        ctx.y = ctx.arrays.elementwise(ctx.xp.maximum, x, 0 if x.dtype.kind != "b" else False)
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -21,6 +22,7 @@ from simparallel.errors import InputError, ShapeError
 
 # The batch and the channels, taken whole.
 _ALL = (slice(None), slice(None))
+_copy = operator.methodcaller("copy", "K")
 
 
 class AbstractPool(Op):
@@ -159,19 +161,19 @@ class AvgPool2d(AbstractPool):
         at, dtype = ctx.windows, ctx.plan.output.dtype
         padded = _pad(ctx.arrays, x.astype(_wide(dtype), order="K", copy=False), at, 0)
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
-        y = ctx.arrays.copy_to(ctx.xp.empty_like(first), first)
+        y = ctx.arrays.elementwise(_copy, first)
         for other in others:
-            ctx.arrays.add_to(y, other)
-        y *= self._scale(ctx, at, x, y.dtype)
+            ctx.arrays.elementwise(operator.iadd, y, other)
+        ctx.arrays.elementwise(operator.imul, y, self._scale(ctx, at, x, y.dtype))
         return y.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, at = ctx.xp, ctx.windows
         dy = dy.astype(_wide(dy.dtype), order="K", copy=False)
-        dy = dy * self._scale(ctx, at, dy, dy.dtype)
+        dy = ctx.arrays.elementwise(operator.mul, dy, self._scale(ctx, at, dy, dy.dtype))
         dx = _zeros_padded(xp, dy, at)
         for i, j in at.taps():
-            ctx.arrays.add_to(dx[(*_ALL, *at.slices(i, j))], dy)
+            ctx.arrays.elementwise(operator.iadd, dx[(*_ALL, *at.slices(i, j))], dy)
         return (_crop(ctx.arrays, dx, at),)
 
 
@@ -280,7 +282,7 @@ def _pad(arrays: HostArrays, x: Array, at: Windows, value: Any) -> Array:
     if at.padded == at.image:
         return x
     padded = _zeros_padded(arrays.xp, x, at, value)
-    arrays.copy_to(_crop_view(padded, at), x)
+    arrays.elementwise(arrays.xp.copyto, _crop_view(padded, at), x)
     return padded
 
 
@@ -291,10 +293,7 @@ def _crop_view(padded: Array, at: Windows) -> Array:
 
 def _crop(arrays: HostArrays, padded: Array, at: Windows) -> Array:
     """Return the image without its padding, in the same memory order and without gaps."""
-    if at.padded == at.image:
-        return padded
-    image = _crop_view(padded, at)
-    return arrays.copy_to(arrays.xp.empty_like(image), image)
+    return padded if at.padded == at.image else arrays.elementwise(_copy, _crop_view(padded, at))
 
 
 def _pooled(op: Op, x: Any) -> Tensor:
