@@ -106,7 +106,7 @@ def pixels_backward(
     (kh, kw), (num, channels), out_channels = at.kernel, x.shape[2:], len(w)
     num_taps = kh * kw * channels
     dw_OK = None if dw is None else arrays.xp.empty((out_channels, num_taps), w.dtype)
-    turned = None if arrays.has_fast_taps and not at.is_plain else at.turned
+    turned = None if arrays.has_fast_taps else at.turned
     is_summed = needs_dx and turned is None
     dx = arrays.xp.zeros((*at.padded, num, channels), x.dtype) if is_summed else None
     # dx is summed tap by tap.
@@ -204,7 +204,7 @@ def planes_backward(
     dw_goK = None
     if dw is not None:
         dw_goK = dw.reshape(groups, out_group, num_taps)
-    turned = None if arrays.has_fast_taps and not at.is_plain else at.turned
+    turned = None if arrays.has_fast_taps else at.turned
     is_summed = needs_dx and turned is None
     dx = arrays.xp.zeros((channels, *at.padded, x.shape[3]), x.dtype) if is_summed else None
     for rows in _chunks(arrays, x, at, row * groups * num_taps * x.itemsize, w.nbytes):
