@@ -256,6 +256,21 @@ def test_one_price_in_all_forms():
     assert expected_busbw(cluster, "all_reduce", [1 << 18], algorithm="tree")[0].time_ps == tree.time_ps
 
 
+@pytest.mark.parametrize("size_bytes", [KIB, 64 * MIB])
+def test_host_pays_for_each_call_once(size_bytes):
+    """Small collectives follow each other at the pace of the interpreter, large ones at that of the devices."""
+
+    def work():
+        for _ in range(5):
+            sp.all_reduce(np.zeros(size_bytes // 4, np.float32))
+
+    cluster = describe(8, "dgx-h100")
+    start_ps = round(cluster.device.op_start_s * 1e12)
+    each_ps = cluster.collective("all_reduce", size_bytes, tuple(range(8))).time_ps
+    prediction = sp.dry_run(work, world_size=8, cluster=cluster)
+    assert round(prediction.makespan_s * 1e12) == each_ps + 4 * max(start_ps, each_ps)
+
+
 @pytest.mark.parametrize("name", WITH_NCCL)
 def test_saved_library_is_read_back(name, tmp_path):
     cluster = describe(16, name, nodes=2)
