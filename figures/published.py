@@ -308,9 +308,9 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 174.6 billion parameters on 384 GPUs: 75.1 s a step
 bubble 2.7%, MFU 37.6%, HFU 50.1%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
-dgx-a100: 75.2 s, MFU 37.6%
-dgx-h100: 28.6 s, MFU 31.2%
-h200-8: 27.7 s, MFU 32.1%
+dgx-a100: 75.1 s, MFU 37.6%
+dgx-h100: 28.7 s, MFU 31.0%
+h200-8: 27.9 s, MFU 32.0%
 ascend910b-8: 61.3 s, MFU 38.2%
 ```
 """

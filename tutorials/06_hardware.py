@@ -236,7 +236,7 @@ print({p: f"the ring is faster from about {size / 1e6:.1f} MB" for p, size in cr
 # Libraries such as NCCL choose by the size. They also know the nodes: each GPU of `dgx-a100` has a port of its own to
 # the other nodes, so the slow links between nodes are used eight at a time. The model has the tables by which NCCL
 # chooses an algorithm and a *protocol*: `LL` has a small latency and half of the bandwidth, `Simple` all of the
-# bandwidth and a large latency, `LL128` is between them. A call also costs 20 µs, whatever it sends.
+# bandwidth and a large latency, `LL128` is between them. The interpreter starts a collective as it starts an operation.
 
 # %%
 assert cross[8] < 2.5e6 < cross[64]

@@ -23,8 +23,8 @@ from simparallel.errors import PlanError, RunFailedError, SearchError, UnknownVa
 from simparallel.layout.redistribution import plan_redistribution
 from simparallel.view.plan import plot_plan
 
-samples = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
-classes = np.arange(256) * 2
+samples = np.random.default_rng(0).standard_normal((128, 512)).astype(np.float32)
+classes = np.arange(128) * 2
 
 # %% [markdown]
 # The step is written for one device. In the mode `"auto"`, `AutoParallel` searches for its strategies.
@@ -266,7 +266,7 @@ for mode in ("auto", "recursive_programming", "sharding_propagation"):
     by_mode[mode] = found = sp.dry_run(train, (mode,), world_size=4, cluster=h100(4)).values[0][1]
     print(f"{mode:<21} {found.step_time_s * 1e6:.0f} µs, at most {found.gap:.0%} above the optimum")
 assert by_mode["sharding_propagation"].diff(plan) == []
-assert 0.3 < by_mode["recursive_programming"].gap < 0.4
+assert 0.2 < by_mode["recursive_programming"].gap < 0.3
 
 # %% [markdown]
 # Propagation does. Cutting step by step does not: to cut one layer alone costs a redistribution, and saves less than
@@ -393,7 +393,7 @@ ax.set(xlabel="memory of a device [MB]", ylabel="time of a step [µs]", ylim=(0,
 show(ax, "memory")
 
 # %% [markdown]
-# With 12 MB, a step takes three times as long; with 10 MB, more than five times; with 8 MB, more than ten times as
+# With 12 MB, a step takes more than twice as long; with 10 MB, more than four times; with 8 MB, eight times as
 # long. Plans of which no other is as good in both, time and memory, form the *Pareto front*, and the third exercise is
 # to find it. When the memory is too small for the parameters, their gradients and one small micro-batch, no plan fits,
 # and the search says so.
@@ -402,7 +402,7 @@ show(ax, "memory")
 prices = [time for time, _ in front.values()]
 assert len(prices) == 4
 assert prices[1] - prices[0] < prices[2] - prices[1] < prices[3] - prices[2]
-assert np.allclose(np.array(prices[1:]) / prices[0], (3, 5.5, 10.6), rtol=0.01)
+assert np.allclose(np.array(prices[1:]) / prices[0], (2.4, 4.25, 8), rtol=0.01)
 assert round(front["24MB"][1], 1) == 15.2
 
 # %% [markdown]

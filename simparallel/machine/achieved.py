@@ -58,9 +58,6 @@ MEMORY_BY_SIZE = ((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9))
 # --- links: NCCL plans with 20 of 25 GB/s a link (NVIDIA/nccl, src/graph/topo.h); ports reach 23.5 of 25 GB/s
 # (aliyun/SimAI, calbusbw.h).
 LINK, NODE_LINK = 20 / 25, 23.5 / 25
-# What a call of NCCL takes beyond the model of its tuner: with it, nccl-tests on one and on two BM.GPU4.8
-# (tests/machine/nccl_all_reduce.json) have no bias.
-CALL_S = 20e-6
 
 # --- interpreters: the time in which PyTorch starts an operation: a step of an MLP on an H100, 0.77 ms for 13 of them,
 # forward, backward and optimizer (784-512-512-10, batch 256).

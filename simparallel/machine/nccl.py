@@ -4,8 +4,10 @@ The model and all numbers of this file are those of NVIDIA/nccl @5067397, unless
 src/graph/tuning.cc (latencies, bandwidths, the choice), src/graph/search.cc (channels and their speeds). None is fitted
 to measured collectives. Latencies are in microseconds and bandwidths in GB/s, 10^9 bytes, as there.
 
-The time of an algorithm with a protocol is its latency + bytes / its bandwidth; the smallest time is chosen. Two things
-are added to the time of the choice: the cost of a call, and the rate at which switches that reduce (NVLS) send.
+The time of an algorithm with a protocol is its latency + bytes / its bandwidth; the smallest time is chosen. What the
+choice takes differs from that plan in three things: older GPUs take longer for each step, switches that reduce (NVLS)
+send at another rate, and a vector passes them in three stages, the first and the last of which copy it. A collective
+runs on the devices; the time in which a host starts it is that of its interpreter (`DeviceSpec.op_start_s`).
 """
 
 from __future__ import annotations
@@ -51,6 +53,15 @@ _LL_GPU = {"volta": 39.0, "ampere": 87.7, "hopper": 141.0, "blackwell": 282.0}
 _LL_CPU = {"intel": (39.0, 20.4), "amd": (22.5, 19.0), "arm": (39.0, 20.4)}
 _NVLS_SHARE = {"hopper": 0.85, "blackwell": 0.74}
 _NVLS_ARITY = 32
+# Channels on 1, 2 and more nodes (src/transport/nvls.cc). In a round, each moves a chunk for each head. Smaller vectors
+# have smaller chunks: (least number of rounds, bytes of a chunk) (src/enqueue.cc, calcCollChunking).
+_NVLS_CHANNELS = {"hopper": (16, 16, 16), "blackwell": (24, 32, 24)}
+_NVLS_CHUNKS = {
+    "nvls": ((64, 131072), (8, 65536), (2, 32768), (0, 16384)), "nvlstree": ((4, 131072), (1, 65536), (0, 32768))
+}  # fmt: skip
+# Logs of H100 meet the latencies. Those of older GPUs are longer by their clocks, at which data sheets state the peaks
+# of products: 1.53 and 1.41 GHz in place of 1.83. With PCIe, they are the links'.
+_SLOWER = {"volta": 1.83 / 1.53, "ampere": 1.83 / 1.41}
 
 # What a tree reaches of its bandwidth, from 64 bytes on for each power of two.
 _TREE_BY_SIZE = {
@@ -86,7 +97,6 @@ class Nccl:
     Args:
         gpus: the generation of the GPUs: "volta", "ampere", "hopper" or "blackwell".
         cpus: the processors: "intel", "amd" or "arm".
-        call_s: what a call takes beyond the model; see `CALL_S` of `machine/achieved.py`.
         is_pcie: whether the links inside a node are PCIe.
         network_latency_s: what the network's plugin reports: 0 for InfiniBand, 75e-6 for EFA of p4d, p4de and p5.
         algorithms, protocols: those that may be chosen, as in the variables NCCL_ALGO and NCCL_PROTO; a collective that
@@ -99,7 +109,6 @@ class Nccl:
 
     gpus: str
     cpus: str
-    call_s: float
     is_pcie: bool = False
     network_latency_s: float = 0.0
     algorithms: tuple[str, ...] = ()
@@ -117,8 +126,7 @@ class Nccl:
         ):
             for value in values:
                 check_known("nccl", key, value, known)
-        for key in ("network_latency_s", "call_s"):
-            check_number("nccl", key, getattr(self, key))
+        check_number("nccl", "network_latency_s", self.network_latency_s)
         check_sources("nccl", self.sources, [each.name for each in fields(self) if each.name != "sources"])
 
     def has(self, op: str, algorithm: str) -> bool:
@@ -135,13 +143,12 @@ class Nccl:
             return 0.0, ""
         rows = _rows(self, "all_reduce" if op == "barrier" else op, at)
         if not rows:
-            time_s, name = library_times.best_time(op, size_bytes, at)
-            return time_s + self.call_s, name
+            return library_times.best_time(op, size_bytes, at)
         steps = (_FROM << i for i in range(len(_TREE_BY_SIZE[LL])))
         sizes = [size_bytes, next((step for step in steps if step > size_bytes), size_bytes)]
-        chosen = [(min(rows, key=lambda row: row.time_us(size, row.planned)), size) for size in sizes]
-        time_us, name = min((row.time_us(size, row.reached), row.name) for row, size in chosen)
-        return time_us * 1e-6 * at.slowdown + self.call_s, name
+        chosen = [(min(rows, key=lambda row: row.planned_us(size)), size) for size in sizes]
+        time_us, name = min((row.time_us(size), row.name) for row, size in chosen)
+        return time_us * 1e-6 * at.slowdown, name
 
 
 class ChannelSearch(NamedTuple):
@@ -163,25 +170,39 @@ class TunerEntry(NamedTuple):
     Attributes:
         name: both names.
         protocol: the protocol.
-        latency_us: microseconds of a call without bytes.
-        planned, reached: GB/s of the vector, as the tuner plans and on the wire.
+        latency_us: microseconds of a call without bytes, as the tuner plans, and what they are.
+        rates: GB/s of the vector, as the tuner plans, and on the wire.
         by_size: fraction of these for each power of two from 64 bytes on.
         plateau: (bytes, factor): from these bytes on, the latency is so many times larger.
+        rounds: (bytes, bytes): from these bytes of a vector on, so many pass the switches at a time.
     """
 
     name: str
     protocol: str
-    latency_us: float
-    planned: float
-    reached: float
+    latency_us: tuple[float, float]
+    rates: tuple[float, float]
     by_size: tuple[float, ...] = ()
     plateau: tuple[int, float] = (0, 1.0)
+    rounds: tuple[tuple[int, int], ...] = ()
 
-    def time_us(self, size_bytes: float, rate: float) -> float:
-        """Return the time [us] of a vector at a rate [GB/s]."""
+    def planned_us(self, size_bytes: float) -> float:
+        """Return the time [us] of a vector, as the tuner plans."""
+        return self._sum_us(size_bytes, 0)
+
+    def time_us(self, size_bytes: float) -> float:
+        """Return the time [us] of a vector.
+
+        A round is copied to a buffer, passes the switches, and is copied out. Rounds overlap, except for the copies
+        before the first and after the last passage.
+        """
+        round_bytes = next((each for start, each in self.rounds if size_bytes >= start), 0)
+        return self._sum_us(size_bytes, 1) + 2 * min(size_bytes, round_bytes) / 1e3 / self.rates[1]
+
+    def _sum_us(self, size_bytes: float, which: int) -> float:
         index = int(size_bytes // _FROM).bit_length() - 1
-        rate *= self.by_size[index] if 0 <= index < len(self.by_size) else 1.0
-        return self.latency_us * (self.plateau[1] if size_bytes >= self.plateau[0] else 1.0) + size_bytes / 1e3 / rate
+        rate = self.rates[which] * (self.by_size[index] if 0 <= index < len(self.by_size) else 1.0)
+        latency_us = self.latency_us[which] * (self.plateau[1] if size_bytes >= self.plateau[0] else 1.0)
+        return latency_us + size_bytes / 1e3 / rate
 
 
 def _below(speeds: tuple[float, ...], limit: float) -> float:
@@ -231,14 +252,15 @@ def _rows(nccl: Nccl, op: str, at: Spread) -> tuple[TunerEntry, ...]:
     allowed = [name for name in _OFFERED.get(op, ()) if name in found]
     allowed = [name for name in allowed if name in nccl.algorithms] or allowed
     rows = [_row(nccl, op, at, name, protocol, found[name]) for name in allowed for protocol in range(3)]
-    rows = [row for row in rows if row.latency_us < inf]
+    rows = [row for row in rows if row.latency_us[0] < inf]
     return tuple(row for row in rows if row.protocol in nccl.protocols) or tuple(rows)
 
 
 def _row(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, found: ChannelSearch) -> TunerEntry:
     n, k = at.ranks, at.nodes
     simple, is_sum = PROTOCOLS[protocol] == SIMPLE, op == "all_reduce"
-    latency = _latency(nccl, op, at, name, protocol)
+    slower = 1.0 if nccl.is_pcie else _SLOWER.get(nccl.gpus, 1.0)
+    latency, longer = (each * _latency(nccl, op, at, name, protocol, each) for each in (1.0, slower))
     if PROTOCOLS[protocol] == LL128 and nccl.is_pcie:
         latency = inf
     planned = _bandwidth(nccl, is_sum, at, name, protocol, found)
@@ -260,12 +282,20 @@ def _row(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, found: Chann
     if name == "ring" and simple and is_sum and k > 1:
         # Each channel is used twice.
         plateau = 64 * 2 * found.width * n, 1.9 if nccl.gpus == "volta" else 1.4
+    rounds: tuple[tuple[int, int], ...] = ()
+    if name in _NVLS_CHUNKS and is_sum:
+        heads = found.width * _NVLS_CHANNELS[nccl.gpus][min(k, 3) - 1]
+        most = 65536 if name == "nvlstree" and (k >= 4 or nccl.gpus == "blackwell") else 131072
+        rounds = tuple((count * heads * each, heads * each) for count, each in _NVLS_CHUNKS[name] if each <= most)
     label = {"nvls": "NVLS", "nvlstree": "NVLSTree"}.get(name) or f"{name} {PROTOCOLS[protocol]}"
-    return TunerEntry(label, PROTOCOLS[protocol], latency, planned, reached, by_size, plateau)
+    return TunerEntry(label, PROTOCOLS[protocol], (latency, longer), (planned, reached), by_size, plateau, rounds)
 
 
-def _latency(nccl: Nccl, op: str, at: Spread, name: str, protocol: int) -> float:
-    """Return the latency [us]; infinite if the algorithm does not have the protocol."""
+def _latency(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, slower: float) -> float:
+    """Return the latency [us] in the steps of a GPU; infinite if the algorithm does not have the protocol.
+
+    The network's own does not depend on the GPU: it is divided by what others are longer.
+    """
     n, k, simple = at.ranks, at.nodes, PROTOCOLS[protocol] == SIMPLE
     base = _BASE.get(name, (0.0,) * 3)[protocol]
     inside = (_PCIE if nccl.is_pcie else _NVLINK).get(name, (0.0,) * 3)[protocol]
@@ -274,7 +304,7 @@ def _latency(nccl: Nccl, op: str, at: Spread, name: str, protocol: int) -> float
     if op in ("broadcast", "reduce"):
         return base + (between if k > 1 else inside)
     # A flush of received bytes takes as long again.
-    between += nccl.network_latency_s * 1e6 * (2 if simple else 1)
+    between += nccl.network_latency_s * 1e6 * (2 if simple else 1) / slower
     doubling = k.bit_length() - 1
     if name == "tree":
         return base + 2 * ((n // k - 1) * inside + doubling * between)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simparallel.machine.achieved import CALL_S, MATRIX_UNITS, MEMORY_BY_SIZE, OP_START_S
+from simparallel.machine.achieved import MATRIX_UNITS, MEMORY_BY_SIZE, OP_START_S
 from simparallel.machine.device import Curve, DeviceSpec
 from simparallel.machine.links import LinkSpec
 from simparallel.machine.nccl import LL, SIMPLE, Nccl
@@ -78,13 +78,11 @@ def _nccl(gpus: str, cpus: str, **fields: Any) -> Nccl:
     sources = {
         "gpus": "data sheet",
         "cpus": "data sheet",
-        "call_s": "assumed: what nccl-tests take beyond the tuner's model (tests/machine/nccl_all_reduce.json)",
         "network_latency_s": "assumed: aws/aws-ofi-nccl @2daf7d3, platform-aws.cpp",
         "protocols": "assumed: EFA does not keep the order of 128 bytes, on which LL128 relies",
         "is_pcie": "data sheet",
     }
-    found = Nccl(gpus, cpus, CALL_S, **fields)
-    return replace(found, sources={name: sources[name] for name in ("gpus", "cpus", "call_s", *fields)})
+    return Nccl(gpus, cpus, **fields, sources={name: sources[name] for name in ("gpus", "cpus", *fields)})
 
 
 def _link(latency_s: float, bandwidth: float, source: str, **fields: Any) -> LinkSpec:

@@ -27,7 +27,7 @@ from simparallel.simulate.transformer_time import Efficiency, PricedStep, StepTi
 
 Sharded = Literal["none", "state", "gradient", "parameter"]
 Verdict = Literal["fits", "close", "does not fit"]
-_MIB, _GIB = 1 << 20, 1 << 30
+_GIB = 1 << 30
 # Bytes of an activation, and of the states of a parameter.
 DTYPES: Mapping[str, tuple[int, ModelStates]] = {
     "bfloat16": (2, MEGATRON_ADAM),
@@ -37,10 +37,14 @@ DTYPES: Mapping[str, tuple[int, ModelStates]] = {
     "tf32": (4, FLOAT32_ADAM),
 }
 # What a device holds beside the allocated tensors, least and most: the context of its driver with workspaces of
-# libraries (0.8 GiB on an H100 with PyTorch 2.11), the buffers of each communicator (assumed), and the share of what
-# comes and goes that fragments leave unused (6 to 21% in eleven of twelve steps there).
+# libraries (0.8 GiB on an H100 with PyTorch 2.11), the buffers of each communicator, and the share of what comes and
+# goes that fragments leave unused (6 to 21% in eleven of twelve steps there).
 _CONTEXT_BYTES = 0.3 * _GIB, 1.5 * _GIB
-_COMMUNICATOR_BYTES = 64 * _MIB, 512 * _MIB
+# NCCL has buffers for each channel and neighbour: 512 KiB for LL, 4800 KiB for LL128, and 4 MiB for Simple
+# (NVIDIA/nccl @5067397, src/init.cc); at least a ring of 4 channels, at most 24 channels of a ring and of a tree, which
+# has two more neighbours inside a node. Later versions connect an algorithm when it is first used.
+_NEIGHBOUR_BYTES = (512 + 4800 + 4096) << 10
+_COMMUNICATOR_BYTES = 4 * _NEIGHBOUR_BYTES, 24 * 3 * _NEIGHBOUR_BYTES
 _FRAGMENTS = 0.05, 0.25
 
 

@@ -14,13 +14,14 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.errors import ClusterError
-from simparallel.machine.achieved import CALL_S
 from simparallel.machine.busbw import expected_busbw
 from simparallel.machine.cluster import PRESETS, ClusterSpec, LinkSpec, describe
 from simparallel.machine.nccl import ChannelSearch, Nccl, channels
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-LIBRARIES = {"a100": Nccl("ampere", "amd", CALL_S), "h100": Nccl("hopper", "intel", CALL_S)}
+LIBRARIES = {"a100": Nccl("ampere", "amd"), "h100": Nccl("hopper", "intel")}
+# The clocks of an H100 and of an A100 [GHz]: so much longer are the latencies of the latter.
+SLOW = 1.83 / 1.41
 WITH_NCCL = sorted(name for name, preset in PRESETS.items() if preset.library)
 
 
@@ -31,7 +32,7 @@ def dgx(gpus, size, **fields):
 
 def priced(cluster, op, size_bytes, ranks=None, **how):
     cost = cluster.collective(op, size_bytes, tuple(ranks or range(cluster.world_size)), **how)
-    return cost.time_ps / 1e6 - CALL_S * 1e6, cost.algorithm
+    return cost.time_ps / 1e6, cost.algorithm
 
 
 # --- channels ------------------------------------------------------------------------------------------
@@ -74,43 +75,52 @@ def test_channels_are_those_of_the_search(cluster, ranks, algorithm, expected):
     ("cluster", "op", "size", "ranks", "algorithm", "time_us"),
     [
         # 14 steps of 0.6; LL has 87.7 of 240 x 0.5 GB/s, and 8/14 of that for the vector
-        (dgx("a100", 8), "all_reduce", 32 * KIB, range(8), "ring LL", 6.6 + 14 * 0.6 + 32768 / (87.7e3 * 8 / 14)),
+        (dgx("a100", 8), "all_reduce", 32 * KIB, range(8), "ring LL",
+         SLOW * (6.6 + 14 * 0.6) + 32768 / (87.7e3 * 8 / 14)),
         # LL128: 14 steps of 1.9; 0.92 of 240 = 220.8, less than 12 x 20
-        (dgx("a100", 8), "all_reduce", 8 * MIB, range(8), "ring LL128", 14 + 14 * 1.9 + 2**23 / (220.8e3 * 8 / 14)),
-        (dgx("a100", 8), "all_reduce", GIB, range(8), "ring Simple", 8.4 + 14 * 3.4 + 2**30 / (240e3 * 8 / 14)),
+        (dgx("a100", 8), "all_reduce", 8 * MIB, range(8), "ring LL128",
+         SLOW * (14 + 14 * 1.9) + 2**23 / (220.8e3 * 8 / 14)),
+        (dgx("a100", 8), "all_reduce", GIB, range(8), "ring Simple",
+         SLOW * (8.4 + 14 * 3.4) + 2**30 / (240e3 * 8 / 14)),
         # LL has 141 of 360 x 0.5
         (dgx("h100", 8), "all_reduce", 512 * KIB, range(8), "ring LL", 6.6 + 14 * 0.6 + 2**19 / (141e3 * 8 / 14)),
-        # on the wire, 0.85 of 370.8 / (1 + 1/8)
-        (dgx("h100", 8), "all_reduce", GIB, range(8), "NVLS", 25 + 2**30 / (370.8e3 * 0.85 / 1.125)),
+        # on the wire, 0.85 of 370.8 / (1 + 1/8); 16 channels of 8 heads take 128 KiB at a time, which are copied twice
+        (dgx("h100", 8), "all_reduce", GIB, range(8), "NVLS", 25 + (2**30 + 2 * 2**24) / (370.8e3 * 0.85 / 1.125)),
+        # less than 2 x 128 x 32 KiB: 16 KiB at a time
+        (dgx("h100", 8), "all_reduce", 4 * MIB, range(8), "NVLS", 25 + (2**22 + 2 * 2**21) / (370.8e3 * 0.85 / 1.125)),
         # 4 x 60 x 0.85 x 3/4 x 2 = 306 is less than the ring's 360
         (dgx("h100", 4), "all_reduce", GIB, range(4), "ring Simple", 8.4 + 6 * 3.4 + 2**30 / (360e3 * 4 / 6)),
-        (describe(8, "b200-8"), "all_reduce", GIB, range(8), "NVLS", 25 + 2**30 / (721.8e3 * 0.74 / 1.125)),
+        # 24 channels; less than 64 x 192 x 128 KiB: 64 KiB at a time
+        (describe(8, "b200-8"), "all_reduce", GIB, range(8), "NVLS",
+         25 + (2**30 + 2 * 192 * 2**16) / (721.8e3 * 0.74 / 1.125)),
         # 7 steps of 3.4; a gathered vector passes 7/8 times
-        (dgx("a100", 8), "all_gather", GIB, range(8), "ring Simple", 8.4 + 7 * 3.4 + 2**30 / (240e3 * 8 / 7)),
-        (dgx("a100", 8), "broadcast", GIB, range(8), "ring Simple", 8.4 + 3.4 + 2**30 / 240e3),
+        (dgx("a100", 8), "all_gather", GIB, range(8), "ring Simple",
+         SLOW * (8.4 + 7 * 3.4) + 2**30 / (240e3 * 8 / 7)),
+        (dgx("a100", 8), "broadcast", GIB, range(8), "ring Simple", SLOW * (8.4 + 3.4) + 2**30 / 240e3),
         # Two nodes. LL of the tree: 8 x 30 x 0.92 = 220.8, at most 8 x 23.6 = 188.8; / 3.8 = 49.7, at most 22.5 with
         # AMD; half of it, and 0.7 for 32 KiB (index 9)
         (dgx("a100", 16), "all_reduce", 32 * KIB, range(16), "tree LL",
-         6.8 + 2 * (7 * 0.6 + 5) + 32768 / (22.5e3 / 2 * 0.7)),
+         SLOW * (6.8 + 2 * (7 * 0.6 + 5)) + 32768 / (22.5e3 / 2 * 0.7)),
         # LL128 of the tree: 188.8 x 120/128 = 177, at most 8 x 20; half of it, and 0.6 for 1 MiB (index 14)
         (dgx("a100", 16), "all_reduce", MIB, range(16), "tree LL128",
-         14 + 2 * (7 * 1.25 + 8.5) + 2**20 / (160e3 / 2 * 0.6)),
+         SLOW * (14 + 2 * (7 * 1.25 + 8.5)) + 2**20 / (160e3 / 2 * 0.6)),
         # LL128 of the ring: 28 steps inside, at least 2.0 of the processor, and 2 between; 192 x 0.92, at most 160
         (dgx("a100", 16), "all_reduce", 32 * MIB, range(16), "ring LL128",
-         14 + 28 * 2.0 + 2 * 4 + 2**25 / (160e3 * 16 / 30)),
+         SLOW * (14 + 28 * 2.0 + 2 * 4) + 2**25 / (160e3 * 16 / 30)),
         # Simple of the ring: 28 steps of 3 x 2.0, 2 of 14, and all 1.4 times as long; 8 x 24 = 192
         (dgx("a100", 16), "all_reduce", GIB, range(16), "ring Simple",
-         1.4 * (8.4 + 28 * 6 + 2 * 14) + 2**30 / (192e3 * 16 / 30)),
+         1.4 * SLOW * (8.4 + 28 * 6 + 2 * 14) + 2**30 / (192e3 * 16 / 30)),
         # NVLSTree: 40 x 0.85 x 7/8 x 2 = 59.5, 2 x 48 between, at most 57.7 a channel
         (dgx("h100", 16), "all_reduce", GIB, range(16), "NVLSTree",
-         25 + 2 * 20.9 + 2**30 / (8 * 57.7e3 * 16 / 30)),
-        # 8 nodes: 45.5 of min(59.5, 48, 45.5) a channel
+         25 + 2 * 20.9 + (2**30 + 2 * 2**24) / (8 * 57.7e3 * 16 / 30)),
+        # 8 nodes: 45.5 of min(59.5, 48, 45.5) a channel, and 64 KiB at a time
         (dgx("h100", 64), "all_reduce", GIB, range(64), "NVLSTree",
-         25 + 2 * 3 * 20.9 + 2**30 / (8 * 45.5e3 * 64 / 126)),
+         25 + 2 * 3 * 20.9 + (2**30 + 2 * 2**23) / (8 * 45.5e3 * 64 / 126)),
         # One GPU on each of 2 nodes: the latency of the tree between them, once; 48 x 0.5, at most 39 with Intel
         (dgx("h100", 16), "all_reduce", KIB, (0, 8), "ring LL", 6.6 + 2 * 5 + 1024 / (24e3 * 2 / 2)),
         # EFA: 75 us once for LL, twice for Simple
-        (describe(16, "p4de"), "all_reduce", 0, range(16), "tree LL", 6.8 + 2 * (7 * 0.6 + 5 + 75)),
+        (describe(16, "p4de"), "all_reduce", 0, range(16), "tree LL",
+         SLOW * (6.8 + 2 * (7 * 0.6 + 5)) + 2 * 75),
         (describe(16, "l40s-8"), "reduce", 0, range(8), "ring LL", 6.6 + 1.0),
     ],
 )  # fmt: skip
@@ -127,7 +137,7 @@ def test_stated_algorithms_and_protocols():
     ring_us, ring = priced(cluster, "all_reduce", 16 * MIB, algorithm="ring")
     assert (chosen, ring) == ("tree LL128", "ring LL128")
     # 2 x 127 steps between nodes, and 2 x 896 of at least 2.0 inside
-    assert ring_us == pytest.approx(14 + 1792 * 2.0 + 254 * 4 + 2**24 / (160e3 * 1024 / 2046), abs=1e-3)
+    assert ring_us == pytest.approx(SLOW * (14 + 1792 * 2.0 + 254 * 4) + 2**24 / (160e3 * 1024 / 2046), abs=1e-3)
     assert ring_us > 10 * chosen_us
     stated = replace(cluster, library=replace(cluster.library, algorithms=("ring",)))
     assert priced(stated, "all_reduce", 16 * MIB) == (ring_us, ring)
@@ -196,7 +206,6 @@ def test_time_grows_with_bytes(call, size_a, size_b):
     small, large = (cluster.collective(op, size, ranks).time_ps for size in sorted((size_a, size_b)))
     assert 0 <= small <= large
     assert (small == 0) == (len(ranks) == 1)
-    assert len(ranks) == 1 or small >= CALL_S * 1e12
 
 
 @given(st.sampled_from(WITH_NCCL), st.sampled_from(["tree", "ring"]), st.integers(3, 5), st.integers(2, 7), sizes)
@@ -247,54 +256,93 @@ def test_one_price_in_all_forms():
     assert expected_busbw(cluster, "all_reduce", [1 << 18], algorithm="tree")[0].time_ps == tree.time_ps
 
 
+@pytest.mark.parametrize("size_bytes", [KIB, 64 * MIB])
+def test_host_pays_for_each_call_once(size_bytes):
+    """Small collectives follow each other at the pace of the interpreter, large ones at that of the devices."""
+
+    def work():
+        for _ in range(5):
+            sp.all_reduce(np.zeros(size_bytes // 4, np.float32))
+
+    cluster = describe(8, "dgx-h100")
+    start_ps = round(cluster.device.op_start_s * 1e12)
+    each_ps = cluster.collective("all_reduce", size_bytes, tuple(range(8))).time_ps
+    prediction = sp.dry_run(work, world_size=8, cluster=cluster)
+    assert round(prediction.makespan_s * 1e12) == each_ps + 4 * max(start_ps, each_ps)
+
+
 @pytest.mark.parametrize("name", WITH_NCCL)
 def test_saved_library_is_read_back(name, tmp_path):
     cluster = describe(16, name, nodes=2)
     cluster.save(tmp_path / "c.json")
     assert ClusterSpec.load(tmp_path / "c.json") == cluster
-    assert "call_s" in cluster.table()
+    assert "gpus" in cluster.table()
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"gpus": "kepler"}, {"cpus": "power"}, {"algorithms": ("rings",)}, {"protocols": ("ll",)}, {"call_s": -1.0},
+        {"gpus": "kepler"}, {"cpus": "power"}, {"algorithms": ("rings",)}, {"protocols": ("ll",)},
         {"network_latency_s": float("nan")}, {"sources": {"gpu": "assumed"}},
     ],
     ids=str,
 )  # fmt: skip
 def test_bad_libraries_are_named(fields):
     with refused(ClusterError, key=next(iter(fields))):
-        Nccl(**{"gpus": "hopper", "cpus": "intel", "call_s": 0.0} | fields)
+        Nccl(**{"gpus": "hopper", "cpus": "intel"} | fields)
 
 
 # --- public logs ---------------------------------------------------------------------------------------
 
-TABLE = json.loads((Path(__file__).with_name("nccl_all_reduce.json")).read_text())
+LOGS = json.loads((Path(__file__).with_name("nccl_logs.json")).read_text())
+# The host of a process of nccl-tests starts a call on one of its GPUs after the other. Each takes so many microseconds,
+# and more for each channel, of 32 KiB or more of the vector: both from the log under "calibration", up to 1 MiB.
+CALL_US, CHANNEL_US, CHANNELS, CHANNEL_BYTES = 3.8, 0.24, 24, 32 * KIB
+PRESET_OF = {"a100": "dgx-a100", "h100": "dgx-h100", "b200": "b200-8"}
 
 
-def errors(name):
-    """Return ln(predicted / published) of a run, from 32 KiB on."""
-    run = TABLE["runs"][name]
-    preset = "p4de" if "plugin_us" in run else f"dgx-{run['device']}"
+def errors(name, *, has_host=True, late_us=0.0):
+    """Return ln(predicted / published) of a run, from 32 KiB on; the GPUs wait for a host that is behind them.
+
+    Args:
+        has_host: False for a host that takes no time.
+        late_us: what each call takes beyond the prediction.
+    """
+    run = LOGS["runs"][name]
+    preset = "p4de" if "plugin_us" in run else PRESET_OF[run["device"]]
     cluster = describe(run["gpus"], preset, nodes=run["nodes"])
-    if "plugin_us" not in run:
-        cluster = replace(cluster, library=replace(LIBRARIES[run["device"]], cpus=run["cpus"]))
-    everyone = tuple(range(run["gpus"]))
-    return [
-        log(cluster.collective("all_reduce", size, everyone).time_ps / 1e6 / us)
-        for of, size, us in TABLE["rows"]
-        if of == name and size >= 32 * KIB
-    ]
+    cluster = replace(cluster, library=replace(cluster.library, cpus=run["cpus"]))
+    each_us, found = run.get("gpus_of_process", 1) * has_host, []
+    for size, us in ((size, us) for of, size, us in LOGS["rows"] if of == name and size >= 32 * KIB):
+        host_us = each_us * (CALL_US + CHANNEL_US * min(CHANNELS, size // CHANNEL_BYTES))
+        found.append(log((max(host_us, priced(cluster, run.get("op", "all_reduce"), size)[0]) + late_us) / us))
+    return found
 
 
-@pytest.mark.parametrize(("kind", "median", "p90"), [("within", 0.15, 0.65), ("between", 0.2, 0.95)])
+def median_p90(names, **how):
+    found = np.abs([error for name in names for error in errors(name, **how)])
+    return np.median(found), np.quantile(found, 0.9)
+
+
+def runs_of(kind):
+    return [name for name, run in LOGS["runs"].items() if run["kind"] == kind and name not in LOGS["calibration"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "median", "p90"), [("within", 0.08, 0.27), ("between", 0.09, 0.46), ("other", 0.1, 0.49)]
+)
 def test_public_logs_of_nccl_tests(kind, median, p90):
-    """Bounds just above what is reached; judged also without the runs under "calibration"."""
-    runs = {name: run for name, run in TABLE["runs"].items() if run["kind"] == kind}
-    assert all(run["url"] and run["where"] and run["software"] for run in runs.values())
-    found = np.abs([error for name in runs for error in errors(name)])
-    assert np.median(found) <= median
-    assert np.quantile(found, 0.9) <= p90
-    unseen = np.abs([error for name in runs if name not in TABLE["calibration"] for error in errors(name)])
-    assert np.median(unseen) <= median
+    """Bounds just above what is reached, without the run under "calibration".
+
+    The aims are 0.15 and 0.40 within a node, and a median of 0.20 between nodes.
+    """
+    assert all(run["url"] and run["where"] and run["software"] for run in LOGS["runs"].values())
+    found = median_p90(runs_of(kind))
+    assert found[0] <= median
+    assert found[1] <= p90
+
+
+def test_costs_at_another_place_miss_the_aims():
+    """A host that starts 8 GPUs at no cost, and 20 us more for each call on the devices."""
+    assert median_p90(runs_of("within"), has_host=False)[1] > 0.40
+    assert median_p90(["p5, one node"], late_us=20.0)[1] > 0.40
