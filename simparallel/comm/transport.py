@@ -50,6 +50,11 @@ class Condition(NamedTuple):
         """Return the alternatives, each of which is enough."""
         return [self, *self.instead]
 
+    def lagging(self, words: memoryview) -> list[int]:
+        """Return the ranks whose words, in these shared words, have not reached the target; without alternatives."""
+        pairs = zip(self.indices, self.ranks, strict=True)
+        return [rank for index, rank in pairs if words[index] < self.target]
+
 
 def any_of(conditions: Sequence[Condition]) -> Condition:
     """Return a condition that is met when any of these is."""
@@ -144,11 +149,6 @@ class AbstractTransport:
             if words[index] < target:
                 return condition.instead != () and any(map(self.met, condition.instead))
         return True
-
-    def lagging(self, condition: Condition) -> list[int]:
-        """Return the ranks that the condition still waits for."""
-        pairs = zip(condition.indices, condition.ranks, strict=True)
-        return [rank for index, rank in pairs if self.words[index] < condition.target]
 
     def gone(self, condition: Condition) -> int | None:
         """Return a rank that has left its function, so that no alternative can ever be met; None if one can."""

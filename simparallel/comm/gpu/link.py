@@ -100,12 +100,12 @@ class AbstractLink:
 
     def reduce(self, call: GpuCall) -> Steps:
         xs = yield from self.gathered(call)
-        if call.is_root:
+        if call.plan.body.is_root:
             call.fold(xs)
 
     def broadcast(self, call: GpuCall) -> Steps:
         xs = yield from self.gathered(call)
-        if not call.is_root:
+        if not call.plan.body.is_root:
             with self.stream:
                 call.result_array[...] = xs[call.plan.root]
 
@@ -183,10 +183,6 @@ class GpuCall(Call):
     @property
     def rule(self) -> Reduction:
         return self.gpu_body.rule
-
-    @property
-    def is_root(self) -> bool:
-        return self.group.position == self.plan.root
 
     def make_result(self) -> Array:
         """Return the array for the result: `out`, x for a collective in place, or a new one on the compute stream."""

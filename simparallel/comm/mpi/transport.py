@@ -273,7 +273,7 @@ class MpiTransport(AbstractTransport):
         self._check_time(needed, describe, looked_s)
 
     def _check_time(self, needed: Condition, describe: Callable[[], str], waited_s: float) -> None:
-        if waited_s > self.timeout_s and (missing := self.lagging(needed)):
+        if waited_s > self.timeout_s and (missing := needed.lagging(self.words)):
             waits = {rank: self._deadlocks.text_of(rank) for rank in missing}
             details = "; ".join(
                 f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"
