@@ -18,6 +18,7 @@ import simparallel.comm.call_header as h
 import simparallel.comm.collective as c
 from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.base.attributes import setting
+from simparallel.base.checks import check_seconds
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
@@ -593,9 +594,9 @@ class Communicator(Mailbox):
     def monitored_barrier(self, group: Group | None = None, timeout_s: float | None = None) -> None:
         """Wait as `barrier`, with a time limit of its own."""
         self.check_allowed("monitored_barrier")
-        limit_s = self.transport.timeout_s if timeout_s is None else float(timeout_s)
-        if not limit_s > 0:
-            raise InputError(f"monitored_barrier: timeout_s={timeout_s!r} must be above 0.")
+        limit_s = self.transport.timeout_s
+        if timeout_s is not None:
+            limit_s = check_seconds("monitored_barrier", "timeout_s", timeout_s)
         with setting(self.transport, timeout_s=limit_s):
             self.barrier(group)
 
