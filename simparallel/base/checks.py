@@ -49,7 +49,7 @@ def check_seconds(who: str, name: str, value: Any) -> float:
     if not isinstance(value, (int, float, np.integer, np.floating)) or not value > 0:
         raise InputError(f"{who}: {name}={value!r} must be more than 0: a number of seconds, or math.inf for no limit.")
     # No float holds an integer of hundreds of digits.
-    return math.inf if value > sys.float_info.max else float(value)
+    return math.inf if isinstance(value, int) and value > sys.float_info.max else float(value)
 
 
 def check_choice(who: str, name: str, value: Any, known: Collection[str]) -> None:
