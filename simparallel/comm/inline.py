@@ -52,7 +52,7 @@ class RoundRobin:
         self.has_ended = False
 
     def begin(self, rank: int) -> None:
-        """Wait for the turn."""
+        """Wait until it is the turn of `rank`."""
         self.gates[rank].acquire()
         self._enter(rank)
 

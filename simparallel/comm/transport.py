@@ -7,7 +7,6 @@ common to both.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from sys import _getframe
 from typing import Any, NamedTuple
 
-from simparallel.base.callsite import is_inside, place
+from simparallel.base.callsite import is_inside, short_place
 from simparallel.base.system import KILL, memory_barrier
 from simparallel.comm.call_header import COMPARED, OP
 from simparallel.comm.diagnosis import counts, deadlock_error, last_calls
@@ -303,10 +302,7 @@ class AbstractTransport:
     def _intern_site(self, code: Any, line: int) -> int:
         # All further lines share the last number.
         number = min(len(self._lines) + 1, SITES - 1)
-        text = f"{place(code.co_filename, line)} in {code.co_name}"
-        # The working directory may have been removed.
-        with contextlib.suppress(OSError):
-            text = text.removeprefix(os.getcwd() + os.sep)
+        text = short_place(code.co_filename, line, code.co_name)
         self.segment.write_site(self.rank, number, text if number < SITES - 1 else "(one of many places)")
         return number
 

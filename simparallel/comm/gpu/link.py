@@ -243,7 +243,7 @@ class GpuCall(Call):
 
 
 def fold(xp: Any, rule: Reduction, parts: Sequence[Array], out: Array) -> None:
-    """Reduce arrays into `out`, which may be one of them, in their order, as `comm.reduction` does on the host."""
+    """Reduce arrays in their order into `out`, which may be one of them, as `algorithms.reduction` on the host."""
     ufunc = getattr(xp, rule.ufunc.__name__)
     total = parts[0].astype(rule.accumulate)  # a copy
     for part in parts[1:]:

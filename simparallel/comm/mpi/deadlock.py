@@ -67,7 +67,7 @@ class MpiDeadlockDetector:
             text = f"{describe()}, for {format_ranks(ranks)}"
             own = self._records[me] = {"needs": needs, "known": known, "text": text}
             transport.segment.write_wait(me, text)
-            self._tell(encode(own))
+            self._send(encode(own))
         stuck = stuck_ranks(self._records, self._is_stuck)
         if me in stuck:
             raise deadlock_error(transport.segment, sorted(stuck))
@@ -78,7 +78,7 @@ class MpiDeadlockDetector:
         if self._epochs[me] & 1:
             self._epochs[me] += 1
             del self._records[me]
-            self._tell(None)
+            self._send(None)
 
     def heard(self, rank: int, epoch: int, payload: np.ndarray | None) -> None:
         """Store another rank's wait record; None for the end of its wait."""
@@ -94,7 +94,7 @@ class MpiDeadlockDetector:
         record = self._records.get(rank)
         return None if record is None else record["text"]
 
-    def _tell(self, payload: np.ndarray | None) -> None:
+    def _send(self, payload: np.ndarray | None) -> None:
         self._tell_all(self._epochs[self._transport.rank], payload)
 
     def _is_stuck(self, rank: int, stuck: set[int]) -> bool:

@@ -259,7 +259,7 @@ class MpiTransport(AbstractTransport):
                 self._check_time(conditions[0], describe, now - since)
 
     def _pause(self, looks: int) -> int:
-        """Yield the core; after many polls sleep instead. MPI has no wait with a time limit."""
+        """Yield the core, or sleep after `YIELDS` polls: MPI has no wait with a limit. Return the number of polls."""
         if looks < YIELDS:
             os.sched_yield()
             return looks + 1

@@ -64,7 +64,7 @@ class ExitCodes:
             self._poll.register(fd, select.POLLIN)
 
     def publish(self) -> None:
-        """Publish those of processes that have ended by now, without waiting."""
+        """Publish how the processes ended that have ended by now. Never waits."""
         words, control = self._segment.words, self._segment.map
         for fd, _ in self._poll.poll(0):
             rank = self._rank_of[fd]

@@ -329,7 +329,7 @@ class Cluster:
                 fork, pool.usable = False, False
             return pool.run(payload, settings, fork=fork, echo=self.echo, note=notes, apart=notes.bar.hidden)
         finally:
-            notes.close()
+            notes.bar.close()
             if self._pool is not None and not self._pool.usable:
                 # Its processes may be in any state; the next run starts new ones.
                 self._pool.close()
