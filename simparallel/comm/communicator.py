@@ -574,7 +574,7 @@ class Communicator(Mailbox):
                 f"earlier run, an outer one, or another thread. Create it in this run: new_group({list(group.ranks)})."
             )
         if group.rank is None:
-            raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}.")
+            raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}; only its members may call this.")
         if (algorithm or self.default_algorithm) == "direct":
             return group.direct
         from simparallel.comm.direct.by_messages import choose  # rarely needed, and the import takes time

@@ -106,7 +106,7 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"rank {identity.rank}: no process has gathered the ranks of {identity.where()} within "
-                    f"{limit_s:g} s."
+                    f"{limit_s:g} s (start_timeout_s). Start the ranks of this job again, or raise the limit."
                 )
             time.sleep(RETRY_S)
     finally:
@@ -350,7 +350,9 @@ def _next(
     try:
         message, fds = sockets.receive(connection)
     except TimeoutError:
-        raise LaunchError(f"rank {identity.rank}: {leader} does not answer; it may be stopped (SIGSTOP).") from None
+        raise LaunchError(
+            f"rank {identity.rank}: {leader} does not answer: if it is stopped (SIGSTOP), send it SIGCONT."
+        ) from None
     if message is None:
         raise ConnectionError
     if "refused" in message:

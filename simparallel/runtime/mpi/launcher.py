@@ -63,7 +63,7 @@ class MpiJob(ScriptJob):
         self._mpiexec = shlex.split(mpiexec or "") or [_find_mpiexec()]
         # Check this here, before files of an earlier run are removed.
         if shutil.which(self._mpiexec[0]) is None:
-            raise LaunchError(f"{self._mpiexec[0]} cannot be started: there is no such command.")
+            raise LaunchError(f"{self._mpiexec[0]} cannot be started; name the mpiexec of your MPI library.")
         self._settings |= {"nodes": self._nodes if len(self._nodes) > 1 else [], "log_links": self._links}
         self._code = 0
 
