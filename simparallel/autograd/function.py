@@ -150,7 +150,7 @@ def _on_tape(
 
 
 class _FunctionCall(Reversible):
-    """A call of a Function, on the tape."""
+    """A call of a Function as an op of the autograd graph."""
 
     def __init__(
         self, cls: type[Function], args: tuple[Any, ...], outputs: tuple[Tensor, ...], kept: list[Tensor]

@@ -138,11 +138,12 @@ class Size(int):
 class TensorMethods(MethodTypes):
     """Mixin with the methods and operators of Tensor; an operand that is a list or an array becomes a Tensor.
 
-    In place, x keeps its shape, dtype, layout and memory, unless it is on the tape, or y brings it there.
+    In place, x keeps its shape, dtype, layout and memory, unless it has a place in the autograd graph,
+    or y requires a gradient: then x becomes the result of an op.
 
     Raises:
-        AutogradError: in place, x is a leaf that requires a gradient, outside of `no_grad`; in `x[items] = y`, x is on
-            the tape, or y requires a gradient, which would be lost.
+        AutogradError: in place, x is a leaf that requires a gradient, outside of `no_grad`; in `x[items] = y`, x was
+            made by a recorded op, or y requires a gradient, which would be lost.
         ShapeError, DTypeError, LayoutError: in place, the result does not fit x. InputError: x's memory is read-only.
     """
 

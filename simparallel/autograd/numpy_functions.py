@@ -177,9 +177,9 @@ def _check_nothing_lost(who: str, call: Any) -> None:
     lost = next((x for x in _tensors(call) if x._requires_grad), None) if grad_mode.enabled else None
     if lost is not None:
         raise AutogradError(
-            f"{who}: the gradient of {lost.name or 'a tensor'} of shape {lost.shape} would be lost: the tape has no "
-            "such op. Use the functions of simparallel.functions, make one with simparallel.Function, or pass "
-            "x.detach().numpy() for the numbers alone."
+            f"{who}: the gradient of {lost.name or 'a tensor'} of shape {lost.shape} would be lost: autograd does "
+            "not record this function. Use the functions of simparallel.functions, make one with "
+            "simparallel.Function, or pass x.detach().numpy() for the numbers alone."
         )
 
 

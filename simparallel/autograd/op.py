@@ -508,10 +508,10 @@ def _check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
 
 
 class AbstractConstant(Op):
-    """An op whose result is constant under small changes of its inputs; it is never on the tape."""
+    """An op whose result is constant under small changes of its inputs; it is never recorded in the graph."""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        # Detached inputs keep the op off the tape in every mode.
+        # With detached inputs the op is not recorded, in any mode of gradients.
         return super().__call__(*(x.detach() if getattr(x, "_requires_grad", False) else x for x in inputs))
 
 

@@ -495,7 +495,7 @@ def as_tensor(value: Any) -> Tensor:
     """Return `value` itself if it is a Tensor, else a new leaf (arrays are not copied).
 
     A plain array is on no device: an op computes with it on the device of its other operands. A list of Tensors that
-    require a gradient is stacked, on the tape.
+    require a gradient is stacked by a recorded op, so their gradients are kept.
     """
     if isinstance(value, Tensor):
         return value
@@ -657,7 +657,7 @@ def as_array(data: Any, dtype: Any = None) -> Array:
 
     Raises:
         InputError: complex numbers, text, objects, or lists of different lengths.
-        AutogradError: the lists hold Tensors on the tape.
+        AutogradError: the lists hold Tensors that require a gradient.
     """
     if not is_array(data):
         if is_on_tape(data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,15 @@ def place(file: str, line: int) -> str:
     """Return "file:line", or the cell and the line in it."""
     cell = cell_of(file)
     return f"{file}:{line}" if cell is None else f"cell {cell}, line {line}"
+
+
+def short_place(file: str, line: int, function: str) -> str:
+    """Return `place` and the function, with the file relative to the working directory if it is in it."""
+    text = f"{place(file, line)} in {function}"
+    # The working directory may have been removed.
+    with contextlib.suppress(OSError):
+        text = text.removeprefix(os.getcwd() + os.sep)
+    return text
 
 
 def frames_of(thread: int | None) -> Iterator[FrameType]:

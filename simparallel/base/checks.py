@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -41,6 +42,14 @@ def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float
         kind = "a finite number" if below == math.inf else f"a number below {below:g}"
         hint = "" if is_number or not hasattr(value, "item") else "; use item()"
         raise InputError(f"{who}: {name}={value!r} must be {kind} and at least {low:g}{hint}.")
+
+
+def check_seconds(who: str, name: str, value: Any) -> float:
+    """Return a time limit [s] as a float. Raise InputError unless it is a number above 0; `math.inf` is one."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or not value > 0:
+        raise InputError(f"{who}: {name}={value!r} must be more than 0: a number of seconds, or math.inf for no limit.")
+    # No float holds an integer of hundreds of digits.
+    return math.inf if isinstance(value, int) and value > sys.float_info.max else float(value)
 
 
 def check_choice(who: str, name: str, value: Any, known: Collection[str]) -> None:

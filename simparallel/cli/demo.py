@@ -120,7 +120,7 @@ def main(
     numbers = compare(many, one)
     numbers["wall_time_s"] = time.perf_counter() - started
     print()
-    print(rank_table(many))
+    print(many.trace.table())
     print()
     print(f"test accuracy                     {numbers['test_accuracy']:.1%}")
     print(f"test accuracy of one device       {numbers['test_accuracy_one_device']:.1%}")
@@ -158,16 +158,3 @@ def compare(many: Results, one: Results) -> dict[str, Any]:
         "difference_to_one_device": max(differences),
         "samples": [result["samples"] for result in many],
     }
-
-
-def rank_table(results: Results) -> str:
-    """Return a table with one line per rank: samples, steps, simulated times, bytes."""
-    lines = ["rank  samples  steps   compute      comm       sent"]
-    for result, row in zip(results, results.trace.summary(), strict=True):
-        compute, communication = (units.format_seconds(row[key]) for key in ("compute_time_s", "communication_time_s"))
-        lines.append(
-            f"{row['rank']:>4}  {result['samples']:>7}  {row['steps']:>5}  {compute:>8}  {communication:>8}"
-            f"  {units.format_bytes(row['sent_bytes']):>9}"
-        )
-    device = results.trace.cluster.name
-    return "\n".join([*lines, f"compute and comm: simulated time on {device}; sent: ring all-reduce"])

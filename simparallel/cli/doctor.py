@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,14 +100,15 @@ def _memory() -> Iterator[CheckResult]:
 
 def _shared() -> Iterator[CheckResult]:
     """Check the memory that processes share."""
-    yield _try("memfd", _memfd, f"an unlinked file in {SHM} or {tempfile.gettempdir()} is used")
-    yield _try("sealing", _sealing, "memory could be truncated by other programs of yours")
+    spare = tempfile.gettempdir()
+    works, without = f"memory without a name, not bound by {SHM}", f"an unlinked file in {SHM} or {spare} is used"
+    yield _try("memfd", lambda: os.close(os.memfd_create("simparallel-doctor")), works, without)
     # Where it fails, full memory would end a rank by SIGBUS in the middle of its run.
     if hasattr(os, "posix_fallocate"):
-        yield _try("posix_fallocate", _fallocate, "", FATAL)
-    room, spare = memfd.free_bytes(SHM), memfd.free_bytes(tempfile.gettempdir())
+        yield _try("posix_fallocate", _fallocate, "a lack of memory is an error, not a SIGBUS", "", FATAL)
+    room = memfd.free_bytes(SHM)
     text = f"{format_bytes(room)} free; only used without memfd"
-    why = f"not writable, or full; without memfd {tempfile.gettempdir()} is used, {format_bytes(spare)} free"
+    why = f"not writable, or full; without memfd {spare} is used, {format_bytes(memfd.free_bytes(spare))} free"
     yield CheckResult(SHM, OK, text) if room >= 1 << 20 else CheckResult(SHM, FALLBACK, why)
     yield _shared_memory()
 
@@ -138,13 +140,20 @@ def _limit(number: int) -> int | None:
 
 
 def _waiting() -> Iterator[CheckResult]:
-    yield _try("affinity", _affinity, "ranks begin where the system puts them, perhaps on one core")
-    yield _try("futex", _futex, "ranks that wait sleep 0.2 ms at a time")
-    yield _try("pidfd", _pidfd, f"the host looks for deaths every {LOOK_S * 1e3:g} ms")
-    yield _try("fork", _fork, "devices are new interpreters, which take longer to start")
-    if memfd.start_method() == "spawn":
-        return
-    yield _try("merged log", _merged_log, "records are only in each worker_N.log")
+    """Check how ranks start, wait and end."""
+    # Set the affinity that is set already: only the permission is tested.
+    affinity = partial(os.sched_setaffinity, 0, os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else _lacks
+    works = "each run begins with an equal share of the ranks on every core"
+    yield _try("affinity", affinity, works, "ranks begin where the system puts them, perhaps on one core")
+    yield _try("futex", _futex, "ranks that wait are woken at once", "ranks that wait sleep 0.2 ms at a time")
+    without = f"the host looks for deaths every {LOOK_S * 1e3:g} ms"
+    yield _try("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "a death is noticed at once", without)
+    can_fork = memfd.start_method() == "fork"
+    without = "devices are new interpreters, which take longer to start"
+    yield _try("fork", list if can_fork else _lacks, "devices start in milliseconds", without)
+    if can_fork:
+        works = "records of all ranks are merged into scheduler.log"
+        yield _try("merged log", _merged_log, works, "records are only in each worker_N.log")
 
 
 def _optional() -> Iterator[CheckResult]:
@@ -218,12 +227,13 @@ def futex_answer() -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBACK) -> CheckResult:
+def _try(name: str, probe: Callable[[], object], works: str, without: str, state: str = FALLBACK) -> CheckResult:
     """Run a probe and return its finding.
 
     Args:
         name: name of the feature, also for SIMPARALLEL_DISABLE.
-        probe: returns the detail of a working feature, or raises.
+        probe: raises if the feature does not work.
+        works: consequence of a working feature.
         without: consequence of a missing feature.
         state: state of a missing feature.
     """
@@ -231,44 +241,20 @@ def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBAC
     if memfd.is_disabled(name):
         return CheckResult(name, state, f"disabled by SIMPARALLEL_DISABLE; {without}")
     try:
-        return CheckResult(name, OK, probe())
+        probe()
+        return CheckResult(name, OK, works)
     except (ImportError, OSError, AttributeError, SimParallelError) as error:
         text = getattr(error, "strerror", None) or str(error)
         return CheckResult(name, state, f"{text}; {without}" if without else text)
 
 
-def _affinity() -> str:
-    # Set the affinity that is set already: only the permission is tested.
-    os.sched_setaffinity(0, os.sched_getaffinity(0))
-    return "each run begins with an equal share of the ranks on every core"
+def _lacks() -> None:
+    raise OSError(errno.ENOTSUP, "not on this system")
 
 
-def _memfd() -> str:
-    os.close(os.memfd_create("simparallel-doctor", os.MFD_CLOEXEC))
-    return f"memory without a name, not bound by {SHM}"
-
-
-def _sealing() -> str:
-    if memfd.is_disabled("memfd"):
-        raise OSError(errno.ENOTSUP, "only a memfd can be sealed, and it is disabled by SIMPARALLEL_DISABLE")
-    fd = os.memfd_create("simparallel-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, mmap.PAGESIZE)
-        memfd.seal(fd)
-        try:
-            # The seal must make this fail.
-            os.ftruncate(fd, 0)
-        except PermissionError:
-            return "memory cannot be truncated under a rank"
-    finally:
-        os.close(fd)
-    raise OSError(errno.ENOTSUP, "a sealed memfd can still be truncated")
-
-
-def _fallocate() -> str:
+def _fallocate() -> None:
     with tempfile.TemporaryFile() as file:
         os.posix_fallocate(file.fileno(), 0, mmap.PAGESIZE)
-    return "a lack of memory is an error, not a SIGBUS"
 
 
 def _shared_memory() -> CheckResult:
@@ -287,31 +273,18 @@ def _shared_memory() -> CheckResult:
     return CheckResult(name, OK, text)
 
 
-def _futex() -> str:
+def _futex() -> None:
     if not Futex(0).available:
         raise OSError(errno.ENOSYS, "not known for this machine")
     answer = futex_answer()
     if answer != errno.EAGAIN:
         raise OSError(answer, f"it does not work here ({os.strerror(answer)}): set SIMPARALLEL_DISABLE=futex, and")
-    return "ranks that wait are woken at once"
 
 
-def _pidfd() -> str:
-    os.close(os.pidfd_open(os.getpid()))
-    return "a death is noticed at once"
-
-
-def _fork() -> str:
-    if memfd.start_method() == "spawn":
-        raise OSError(errno.ENOTSUP, "not safe on this system")
-    return "devices start in milliseconds"
-
-
-def _merged_log() -> str:
+def _merged_log() -> None:
     import_module("multiprocessing_logging")
     # Its queues need semaphores, which need /dev/shm.
     multiprocessing.get_context("fork").Lock()
-    return "records of all ranks are merged into scheduler.log"
 
 
 def _read(path: str) -> str:

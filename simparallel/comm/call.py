@@ -199,6 +199,7 @@ class Body:
         has_note: the root's note describes its arrays to the other ranks.
         by_messages: the payload travels in messages; peers read no memory.
         call_type: class of its calls; None for the medium's.
+        is_root: this rank is the root of a collective that has one.
 
     Args:
         group: the group.
@@ -214,6 +215,7 @@ class Body:
 
     def __init__(self, group: CallGroup, x: np.ndarray | None, settings: Settings) -> None:
         self.group, self.position, self.settings, self.rule = group, group.position, settings, settings.rule
+        self.is_root = group.position == settings.root
 
     def expose(self, call: Call) -> tuple[int, int]:
         """Put this rank's payload where peers can read it. Returns (offset in the arena, bytes)."""

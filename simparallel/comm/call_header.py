@@ -125,7 +125,7 @@ def encode(
 
 
 def encode_purpose(words: array[int], purpose: str) -> None:
-    """Store the op or reducer that makes this call."""
+    """Write to a header which op or reducer makes the call: a hash of its name, and the name's first bytes."""
     words[PURPOSE] = digest(purpose)
     # A scatter needs these words for the shape of the root's arrays.
     if words[OP] != OP_CODES["scatter"]:

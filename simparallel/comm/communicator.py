@@ -18,6 +18,7 @@ import simparallel.comm.call_header as h
 import simparallel.comm.collective as c
 from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.base.attributes import setting
+from simparallel.base.checks import check_seconds
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.blocks import run_objects
 from simparallel.comm.collective import Collective
@@ -573,7 +574,7 @@ class Communicator(Mailbox):
                 f"earlier run, an outer one, or another thread. Create it in this run: new_group({list(group.ranks)})."
             )
         if group.rank is None:
-            raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}.")
+            raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}; only its members may call this.")
         if (algorithm or self.default_algorithm) == "direct":
             return group.direct
         from simparallel.comm.direct.by_messages import choose  # rarely needed, and the import takes time
@@ -593,9 +594,9 @@ class Communicator(Mailbox):
     def monitored_barrier(self, group: Group | None = None, timeout_s: float | None = None) -> None:
         """Wait as `barrier`, with a time limit of its own."""
         self.check_allowed("monitored_barrier")
-        limit_s = self.transport.timeout_s if timeout_s is None else float(timeout_s)
-        if not limit_s > 0:
-            raise InputError(f"monitored_barrier: timeout_s={timeout_s!r} must be above 0.")
+        limit_s = self.transport.timeout_s
+        if timeout_s is not None:
+            limit_s = check_seconds("monitored_barrier", "timeout_s", timeout_s)
         with setting(self.transport, timeout_s=limit_s):
             self.barrier(group)
 

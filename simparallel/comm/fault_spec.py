@@ -32,6 +32,7 @@ Several faults are separated by `|`. Each writes a line to stderr, with the mono
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import signal
@@ -40,6 +41,8 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from simparallel.comm.call_header import COMPARED
 from simparallel.comm.collective import COLLECTIVES, OBJECT_OPS
@@ -67,15 +70,6 @@ def _raise(kind: type[BaseException]) -> None:
     raise kind("a fault was asked for")
 
 
-def _crash() -> None:
-    ctypes.string_at(0)
-
-
-def _loop() -> None:
-    while True:
-        pass
-
-
 def _slow(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -93,19 +87,19 @@ def _hold_gil(seconds: float) -> None:
 
 
 _TIMED_ACTIONS: dict[str, Callable[[float], None]] = {"sleep": time.sleep, "slow": _slow, "hold_gil": _hold_gil}
-_ACTIONS: dict[str, Callable[[], None]] = {
+_ACTIONS: dict[str, Callable[[], Any]] = {
     **{
         name: _signal(getattr(signal, name))
         for name in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT")
         if hasattr(signal, name)  # some systems lack some of them
     },
-    "SIGSEGV": lambda: _crash(),
+    "SIGSEGV": partial(ctypes.string_at, 0),
     "raise": lambda: _raise(InjectedFault),
     "MemoryError": lambda: _raise(MemoryError),
     "exit0": lambda: sys.exit(0),
     "exit3": lambda: sys.exit(3),
     "os._exit(0)": lambda: os._exit(0),
-    "loop": _loop,
+    "loop": partial(_slow, math.inf),
 }
 # With S for seconds and W for the number of a word.
 ACTIONS = (*_ACTIONS, *(f"{name}(S)" for name in _TIMED_ACTIONS), "corrupt(W)")
@@ -174,40 +168,34 @@ def _parse_one(text: str, world_size: int, threads: bool) -> Fault:
             raise InputError(f"{VARIABLE}: {item.strip()!r} {what}; the fields are {', '.join(_FIELDS)}.")
         fields[name] = value
 
-    def wrong(name: str, rule: str) -> InputError:
-        got = f"{fields[name]!r}" if name in fields else "nothing"
-        return InputError(f"{VARIABLE}: {name} must be {rule}, got {got} in {text!r}.")
-
     def optional(name: str) -> str | None:
         return None if fields.get(name, "*") == "*" else fields[name]
 
     rank, group, op = fields.get("rank", ""), optional("group"), optional("op")
     seq, step = optional("seq"), optional("step")
     phase, action = fields.get("phase", "enter"), fields.get("action", "")
-    if not _is_count(rank) or int(rank) >= world_size:
-        raise wrong("rank", f"one of 0 … {world_size - 1}")
-    if group not in (None, "world", "p2p") and not _is_count(group):
-        raise wrong("group", "world, p2p, the number of a group, or *")
-    if op is not None and op not in FAULT_OPS:
-        raise wrong("op", f"one of {', '.join(FAULT_OPS)}, or *")
-    if seq is not None and (not _is_count(seq) or int(seq) == 0):
-        raise wrong("seq", "a number from 1, or *")
-    if step is not None and (not _is_count(step) or int(step) == 0):
-        raise wrong("step", "a number from 1, or *")
-    if phase not in PHASES + STEP_PHASES:
-        raise wrong("phase", f"one of {', '.join(PHASES + STEP_PHASES)}")
-    if step is not None and phase not in STEP_PHASES:
-        raise wrong("phase", f"one of {', '.join(STEP_PHASES)} if a step is given")
-    corrupt = _CORRUPT.fullmatch(action)
-    if corrupt and int(corrupt[1]) >= COMPARED:
-        raise wrong("action", f"corrupt(WORD) of a word 0 … {COMPARED - 1}")
-    if corrupt and (phase != "enter" or op == "recv"):
-        raise wrong("action", "a different one here: a header is corrupted at phase=enter, and recv has none")
-    if action not in _ACTIONS and not _TIMED.fullmatch(action) and not corrupt:
-        timed = ", ".join(f"{name}(SECONDS)" for name in _TIMED_ACTIONS)
-        raise wrong("action", f"one of {', '.join(_ACTIONS)}, {timed}, corrupt(WORD)")
-    if threads and action.startswith(_ONLY_PROCESSES):
-        raise wrong("action", "one that spares the process, because with transport='inline' ranks are threads")
+    corrupt, is_timed = _CORRUPT.fullmatch(action), _TIMED.fullmatch(action) is not None
+    timed = ", ".join(f"{name}(SECONDS)" for name in _TIMED_ACTIONS)
+    # (field, whether its value is allowed, the rule for the error); the first that is broken is reported.
+    rules = (
+        ("rank", _is_count(rank) and int(rank) < world_size, f"one of 0 … {world_size - 1}"),
+        ("group", group in (None, "world", "p2p") or _is_count(group), "world, p2p, the number of a group, or *"),
+        ("op", op in (None, *FAULT_OPS), f"one of {', '.join(FAULT_OPS)}, or *"),
+        ("seq", seq is None or _is_count(seq) and int(seq) > 0, "a number from 1, or *"),
+        ("step", step is None or _is_count(step) and int(step) > 0, "a number from 1, or *"),
+        ("phase", phase in PHASES + STEP_PHASES, f"one of {', '.join(PHASES + STEP_PHASES)}"),
+        ("phase", step is None or phase in STEP_PHASES, f"one of {', '.join(STEP_PHASES)} if a step is given"),
+        ("action", not corrupt or int(corrupt[1]) < COMPARED, f"corrupt(WORD) of a word 0 … {COMPARED - 1}"),
+        ("action", not corrupt or (phase == "enter" and op != "recv"),
+         "a different one here: a header is corrupted at phase=enter, and recv has none"),
+        ("action", corrupt or is_timed or action in _ACTIONS, f"one of {', '.join(_ACTIONS)}, {timed}, corrupt(WORD)"),
+        ("action", not (threads and action.startswith(_ONLY_PROCESSES)),
+         "one that spares the process, because with transport='inline' ranks are threads"),
+    )  # fmt: skip
+    for name, is_allowed, rule in rules:
+        if not is_allowed:
+            got = repr(fields[name]) if name in fields else "nothing"
+            raise InputError(f"{VARIABLE}: {name} must be {rule}, got {got} in {text!r}.")
     return Fault(
         int(rank), action, group, op, None if seq is None else int(seq), phase, None if step is None else int(step)
     )

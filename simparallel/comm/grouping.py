@@ -67,7 +67,7 @@ class GroupRegistry:
         return group
 
     def _announce(self, group: Group, members: tuple[int, ...], purpose: str) -> None:
-        """Run the collective that makes sure that all ranks of `group` create the same new group."""
+        """Run a collective in which all ranks of `group` compare `members`, those of the group that they create."""
         # A plan of its own for each list of members: the header has them, and all ranks compare it.
         key, header = ("new_group", members, purpose), h.encode("new_group", shape=members)
         plan = group.direct.add_plan(key, header, Settings(), purpose=purpose)
@@ -95,15 +95,15 @@ class GroupRegistry:
         words[: 2 + len(members)] = self._num_local, len(members), *members
         leader = min(running)
         if self.rank == leader:
-            everyone = {rank: words if rank == leader else self._hear(rank, call) for rank in running}
+            everyone = {rank: words if rank == leader else self._receive(rank, call) for rank in running}
             # Only the leader has seen all lists, so it decides for all, also whether to raise.
             words = self._decided(members, everyone)
             for rank in running:
                 if rank != leader:
-                    self._tell(rank, words, call)
+                    self._send(rank, words, call)
         else:
-            self._tell(leader, words, call)
-            words = self._hear(leader, call)
+            self._send(leader, words, call)
+            words = self._receive(leader, call)
         owner, used, *others = words.tolist()
         # A negative owner reports lists that differ, so every member raises the same error.
         if owner < 0:
@@ -147,11 +147,11 @@ class GroupRegistry:
             result[2 : 2 + len(named[wrong])] = named[wrong]
         return result
 
-    def _tell(self, rank: int, words: np.ndarray, call: str) -> None:
+    def _send(self, rank: int, words: np.ndarray, call: str) -> None:
         self._mailbox.outbox(rank).send(words, GROUP_TAG, self._mailbox.transport.call_site()).wait()
 
-    def _hear(self, rank: int, call: str) -> np.ndarray:
-        """Receive another member's message about a group that is being created."""
+    def _receive(self, rank: int, call: str) -> np.ndarray:
+        """Return the words that `rank` has sent about the group `call`; see `_local_group` for what they are."""
         x, inbox = np.empty(self.world_size + 2, np.int64), self._mailbox.inbox(rank)
         named = Named("recv", x.dtype, x.shape, "src", rank, GROUP_TAG, self._mailbox.transport.call_site(), call)
         # A receive that fails is withdrawn, so that its buffer is not filled later.

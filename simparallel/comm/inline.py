@@ -52,7 +52,7 @@ class RoundRobin:
         self.has_ended = False
 
     def begin(self, rank: int) -> None:
-        """Wait for the turn."""
+        """Wait until it is the turn of `rank`."""
         self.gates[rank].acquire()
         self._enter(rank)
 
@@ -127,7 +127,7 @@ class InlineTransport(AbstractTransport):
 
     def looked(self, needed: Condition, describe: Callable[[], str], looked_s: float) -> None:
         self._check(needed, describe)
-        turns, missing = self.turns, self.lagging(needed)
+        turns, missing = self.turns, needed.lagging(self.words)
         if looked_s > self.timeout_s:
             raise self._late_error(missing, "; ".join(map(self._text_of, missing)), describe)
         turns.looking[self._turn] = describe

@@ -10,13 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from simparallel.base.checks import is_integer
+from simparallel.base.checks import check_integer, is_integer
 from simparallel.clock.recorder import Recorder
 from simparallel.comm.p2p import USER_TAGS, Inbox, JointWork, Message, Outbox, Probe, Receive, receive
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.validate import check_array
 from simparallel.comm.work import Lane, Work
-from simparallel.errors import CommError, DTypeError, InputError, ShapeError
+from simparallel.errors import CommError, DTypeError, ShapeError
 
 _NOTHING = Condition((), (), 0)
 
@@ -62,27 +62,10 @@ class Mailbox:
         check_array("recv", x, written=True)
         return receive(inboxes, x, tag)
 
-    def ssend(self, x: np.ndarray, dst: int, tag: int = 0) -> None:
-        """Send x, and return once the other side has received it. Not collective."""
-        self.issend(x, dst, tag).wait()
-
     def issend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
-        """Start an `ssend`. Not collective."""
+        """Start a `send` whose `wait()` returns once the other side has received x. Not collective."""
         self._check_send("ssend", x, dst, tag)
         return self.outbox(dst).send_and_ask(x, tag, self.inbox(dst))
-
-    def sendrecv(
-        self,
-        x: np.ndarray,
-        dst: int,
-        out: np.ndarray,
-        src: int | None = None,
-        send_tag: int = 0,
-        recv_tag: int | None = 0,
-    ) -> np.ndarray:
-        """Send x to `dst` while filling `out` with a message from `src`; return out. Not collective."""
-        result: np.ndarray = self.isendrecv(x, dst, out, src, send_tag, recv_tag).wait()
-        return result
 
     def isendrecv(
         self,
@@ -93,7 +76,7 @@ class Mailbox:
         send_tag: int = 0,
         recv_tag: int | None = 0,
     ) -> Work:
-        """Start a `sendrecv`. Not collective."""
+        """Start to send x to `dst`, and to fill `out` from `src`; `wait()` returns out. Not collective."""
         self._check_send("sendrecv", x, dst, send_tag)
         inboxes = self._sources("sendrecv", src, recv_tag)
         check_array("sendrecv", out, written=True, name="out")
@@ -141,10 +124,9 @@ class Mailbox:
         """Return the inboxes that a receive may take from; this rank's own comes last."""
         self.check_allowed(op)
         if tag is not None:
-            self._check_tag(op, tag)
+            check_integer(op, "tag", tag, high=USER_TAGS - 1)
         if src is not None:
-            self._check_rank(op, "src", src)
-            return [self.inbox(int(src))]
+            return [self.inbox(check_integer(op, "src", src, high=self.world_size - 1))]
         # Its own inbox last: a receive from any rank then reports waiting for others, not for itself.
         size = self.world_size
         return [self.inbox((self.rank + i) % size) for i in range(1, size + 1)]
@@ -152,16 +134,8 @@ class Mailbox:
     def _check_send(self, op: str, x: np.ndarray, dst: int, tag: int) -> None:
         self.check_allowed(op)
         check_array(op, x)
-        self._check_rank(op, "dst", dst)
-        self._check_tag(op, tag)
-
-    def _check_rank(self, op: str, what: str, rank: Any) -> None:
-        if not is_integer(rank) or not 0 <= rank < self.world_size:
-            raise InputError(f"{op}: {what}={rank!r} is not a rank of 0 … {self.world_size - 1}.")
-
-    def _check_tag(self, op: str, tag: Any) -> None:
-        if not is_integer(tag) or not 0 <= tag < USER_TAGS:
-            raise InputError(f"{op}: tag={tag!r} must be an integer of 0 or more.")
+        check_integer(op, "dst", dst, high=self.world_size - 1)
+        check_integer(op, "tag", tag, high=USER_TAGS - 1)
 
     # --- memory, end of a run -------------------------------------------------------------------------
 

@@ -473,7 +473,7 @@ class Inbox(MessageLane):
         return [message_text(self.transport.segment, self.src, header) for header, _ in self._unclaimed]
 
     def kept(self) -> list[tuple[int, str]]:
-        """Return (sender, text) of each of these messages; called at the end of a run."""
+        """Return (sender, description) of each message that is not received; called at the end of a run."""
         last = self._last_call
         asked = f", but the last one asked for was {last.text(self.transport)}" if last is not None else ""
         return [(self.src, f"{text}{asked}") for text in self.descriptions()]

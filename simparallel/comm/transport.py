@@ -7,7 +7,6 @@ common to both.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from sys import _getframe
 from typing import Any, NamedTuple
 
-from simparallel.base.callsite import is_inside, place
+from simparallel.base.callsite import is_inside, short_place
 from simparallel.base.system import KILL, memory_barrier
 from simparallel.comm.call_header import COMPARED, OP
 from simparallel.comm.diagnosis import counts, deadlock_error, last_calls
@@ -49,6 +48,11 @@ class Condition(NamedTuple):
     def ways(self) -> list[Condition]:
         """Return the alternatives, each of which is enough."""
         return [self, *self.instead]
+
+    def lagging(self, words: memoryview) -> list[int]:
+        """Return the ranks whose words, in these shared words, have not reached the target; without alternatives."""
+        pairs = zip(self.indices, self.ranks, strict=True)
+        return [rank for index, rank in pairs if words[index] < self.target]
 
 
 def any_of(conditions: Sequence[Condition]) -> Condition:
@@ -144,11 +148,6 @@ class AbstractTransport:
             if words[index] < target:
                 return condition.instead != () and any(map(self.met, condition.instead))
         return True
-
-    def lagging(self, condition: Condition) -> list[int]:
-        """Return the ranks that the condition still waits for."""
-        pairs = zip(condition.indices, condition.ranks, strict=True)
-        return [rank for index, rank in pairs if self.words[index] < condition.target]
 
     def gone(self, condition: Condition) -> int | None:
         """Return a rank that has left its function, so that no alternative can ever be met; None if one can."""
@@ -303,10 +302,7 @@ class AbstractTransport:
     def _intern_site(self, code: Any, line: int) -> int:
         # All further lines share the last number.
         number = min(len(self._lines) + 1, SITES - 1)
-        text = f"{place(code.co_filename, line)} in {code.co_name}"
-        # The working directory may have been removed.
-        with contextlib.suppress(OSError):
-            text = text.removeprefix(os.getcwd() + os.sep)
+        text = short_place(code.co_filename, line, code.co_name)
         self.segment.write_site(self.rank, number, text if number < SITES - 1 else "(one of many places)")
         return number
 

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from simparallel.backend import Array, has_data
 from simparallel.base.attributes import setting
+from simparallel.base.checks import check_seconds
 from simparallel.base.dry_arrays import empty, given, without_data
 from simparallel.base.dry_new import unknown_numbers
 from simparallel.base.system import without_huge_pages
@@ -86,7 +87,7 @@ def dry_run(
     checked.check_keywords(describe, described)
     described.setdefault("device", cluster)
     spec = describe(world_size, **described)
-    timeout_s = checked.seconds("timeout_s", timeout_s)
+    timeout_s = check_seconds("dry_run", "timeout_s", timeout_s)
     memory_bytes = None if device_memory is None else parse_bytes(device_memory)
     settings = RunSettings(spec, "full", timeout_s, algorithm, memory_bytes=memory_bytes)
     return _predicted(partial(_with_unknown, unknown, partial(fn, *args, **kwargs)), settings, fold)[0]

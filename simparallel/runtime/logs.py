@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -27,8 +27,10 @@ class LogFiles:
         nodes: the ranks of each node. With several nodes, each has its own folder of links.
         links: name of each rank's link, with "{rank}" in it.
         files: names of further files that a run writes there. An earlier run's are removed with its logs.
+        ranks_log_here: False if each rank opens its own log, and links it, perhaps on another machine.
 
     Attributes:
+        ranks: the ranks whose logs are open, ascending.
         fds: the open descriptors: `scheduler.log`, then each rank's log in order.
 
     Raises:
@@ -43,9 +45,10 @@ class LogFiles:
         nodes: Sequence[Sequence[int]],
         links: str = log_folder.RANK_LINKS,
         files: Sequence[str] = (),
+        ranks_log_here: bool = True,
     ) -> None:
         self.log_dir = None if log_dir is None else str(log_dir)
-        world_size = sum(map(len, nodes))
+        self.ranks = sorted(rank for node in nodes for rank in node if ranks_log_here)
         self.fds: list[int] = []
         self._owner = os.getpid()
         try:
@@ -58,12 +61,12 @@ class LogFiles:
                 self._take()
                 log_folder.forget_former_run(Path(self.log_dir))
                 os.ftruncate(self.host_fd, 0)
-            for rank in range(world_size):
+            for rank in self.ranks:
                 self.fds.append(self._open(f"worker_{rank}.log"))
                 os.ftruncate(self.fds[-1], 0)
             self._head = b"" if self.log_dir is None else log_folder.head(files).encode()
             os.write(self.host_fd, self._head)
-            if self.log_dir is not None:
+            if self.log_dir is not None and ranks_log_here:
                 log_folder.link_logs(Path(self.log_dir), nodes, links)
         except OSError as error:
             self.close()
@@ -90,16 +93,14 @@ class LogFiles:
         return self.fds[0]
 
     @property
-    def rank_fds(self) -> list[int]:
-        return self.fds[1:]
+    def rank_fds(self) -> dict[int, int]:
+        """Rank -> descriptor of its log."""
+        return dict(zip(self.ranks, self.fds[1:], strict=True))
 
-    def output_of_host(self) -> str:
-        """Return the first 4000 bytes of the host's output."""
-        return os.pread(self.host_fd, 4000, len(self._head)).decode(errors="replace").strip()
-
-    def output_of_rank(self, rank: int) -> str:
-        """Return the first 4000 bytes of a rank's output."""
-        return os.pread(self.rank_fds[rank], 4000, 0).decode(errors="replace").strip()
+    def output_of(self, rank: int | None = None) -> str:
+        """Return the first 4000 bytes of the output of a rank, or of the host."""
+        fd, start = (self.host_fd, len(self._head)) if rank is None else (self.rank_fds[rank], 0)
+        return os.pread(fd, 4000, start).decode(errors="replace").strip()
 
     def _open(self, name: str) -> int:
         # Without a name, the kernel frees the file with its last descriptor.
@@ -127,34 +128,31 @@ class Tail:
     """A follower of the ranks' logs: it copies new lines to the console, with `[rank N]` before each.
 
     Args:
-        fds: descriptors of the logs, by rank.
+        fds: rank -> descriptor of its log.
         out: the console; None prints nothing.
-        first_rank: rank of the first log.
         apart: returns a context manager inside which lines are printed; it may hide a progress bar meanwhile.
         echo: whether lines are printed, or the ranks whose lines are.
     """
 
     def __init__(
         self,
-        fds: list[int],
+        fds: Mapping[int, int],
         out: TextIO | None,
-        first_rank: int = 0,
         apart: Apart = contextlib.nullcontext,
         echo: bool | Collection[int] = True,
     ) -> None:
         self._apart = apart
         self._echo = echo
         self._fds = fds
-        self._first_rank = first_rank
         self._out = out
-        self._read = [os.fstat(fd).st_size for fd in fds]
+        self._read = {rank: os.fstat(fd).st_size for rank, fd in fds.items()}
         # A long line comes in many parts: appending to a bytearray does not copy what is there.
-        self._open_line = [bytearray() for _ in fds]
+        self._open_line = {rank: bytearray() for rank in fds}
         self._encoding = getattr(out, "encoding", None) or "utf-8"
 
     def show(self, *, final: bool = False) -> None:
         """Print the complete lines written since the last call; with `final` also an unfinished one."""
-        for rank, fd in enumerate(self._fds):
+        for rank, fd in self._fds.items():
             size = os.fstat(fd).st_size
             # The user may have truncated the log.
             if size < self._read[rank]:
@@ -180,14 +178,13 @@ class Tail:
             self._out.flush()
 
     def _print(self, rank: int, lines: list[bytes]) -> None:
-        number = self._first_rank + rank
-        is_shown = self._echo if isinstance(self._echo, bool) else number in self._echo
+        is_shown = self._echo if isinstance(self._echo, bool) else rank in self._echo
         if self._out is None or not lines or not is_shown:
             return
         with self._apart():
             for line in lines:
                 text = shown(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
-                print(f"[rank {number}] {text}", file=self._out)
+                print(f"[rank {rank}] {text}", file=self._out)
             self._out.flush()
 
 

@@ -8,7 +8,6 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import cloudpickle
 
 from simparallel.base import pickling
-from simparallel.base.callsite import cell_of, is_inside, place
+from simparallel.base.callsite import cell_of, is_inside, short_place
 from simparallel.base.files import write_atomically
 from simparallel.base.system import KILL
 from simparallel.base.units import format_ranks
@@ -142,10 +141,7 @@ def _innermost_line(error: BaseException) -> str:
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if not is_inside(code.co_filename) and not is_installed(code.co_filename):
-            found = f"{place(code.co_filename, line)} in {code.co_name}"
-    # The working directory may be gone.
-    with suppress(OSError):
-        found = found.removeprefix(os.getcwd() + os.sep)
+            found = short_place(code.co_filename, line, code.co_name)
     return found
 
 

@@ -240,11 +240,9 @@ def _first_index(x: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> t
 def _wrong(x: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> np.ndarray:
     if x.dtype.kind not in "fiub" or expected.dtype.kind not in "fiub":
         return np.asarray(x != expected)
-    limit = tolerance.of(x, expected)
-    with np.errstate(invalid="ignore", over="ignore"):
-        a, b = x.astype(np.float64), expected.astype(np.float64)
-        near = (np.abs(a - b) <= limit) | (a == b) | (np.isnan(a) & np.isnan(b))
-    return np.asarray(~near)
+    a, b = x.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(~np.isclose(a, b, rtol=0, atol=tolerance.of(x, expected), equal_nan=True))
 
 
 def _describe(

@@ -166,11 +166,13 @@ def loads(text: str) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int
 
 def _read(data: Any) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int], Totals] | None, str]:
     if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
-        raise InputError("not a trace: no object with a list 'traceEvents'")
+        raise InputError("not a trace: no object with a list 'traceEvents'; name a file that Trace.save has written")
     other = data.get("otherData")
     if not isinstance(other, dict) or other.get("format") != FORMAT:
         found = other.get("format") if isinstance(other, dict) else None
-        raise InputError(f"the trace of another program or version: otherData.format is {found!r}, not {FORMAT!r}")
+        raise InputError(
+            f"the trace of another program or version: otherData.format is {found!r}, not {FORMAT!r}; record it again"
+        )
     texts: dict[str, Any] = {"name": other.get("name"), "timed_by": other.get("timed_by", "")}
     for field, text in texts.items():
         if not isinstance(text, str):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, arrow, axes, labels, note
+from simparallel.view.style import BLUE, DARK, GREEN, ORANGE, PINK, RED, SKY, arrow, axes, check_any, labels, note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +30,8 @@ def plot_orthogonality(ratios: Mapping[str, Sequence[float]], workers: int, smoo
     Raises:
         InputError: nothing to draw.
     """
-    if not ratios or not all(map(len, ratios.values())):
-        raise InputError("plot_orthogonality: no steps.")
+    steps = min(map(len, ratios.values()), default=0)
+    check_any("plot_orthogonality", range(steps), "{layer: [ratio of each step, ...]}")
     ax = axes(None, 8, 4.5)
     curves = {layer: _smoothed(values, smooth) for layer, values in ratios.items()}
     for number, (layer, curve) in enumerate(curves.items()):
@@ -70,8 +69,7 @@ def plot_vectors(cases: Mapping[str, Mapping[str, Any]]) -> Figure:
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
-    if not cases:
-        raise InputError("plot_vectors: no cases.")
+    check_any("plot_vectors", cases, "{title: {'g1': (x, y), ...}}")
     figure, panels = plt.subplots(1, len(cases), figsize=(3.9 * len(cases), 4.4), squeeze=False, layout="constrained")
     for ax, (title, arrows) in zip(panels[0], cases.items(), strict=True):
         for name, vector in arrows.items():

@@ -9,9 +9,8 @@ import numpy as np
 
 from simparallel.algorithms.watching import ChunkMessage, Watched
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.errors import InputError
 from simparallel.machine.links import LinkSpec
-from simparallel.view.style import GREEN, RED, arrow, readable_on, write
+from simparallel.view.style import GREEN, RED, arrow, check_any, readable_on, write
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -37,8 +36,7 @@ def plot_algorithms(watched: Sequence[Watched]) -> Figure:
     """
     import matplotlib.pyplot as plt
 
-    if not watched:
-        raise InputError("plot_algorithms: nothing to draw; give [watch('ring'), ...].")
+    check_any("plot_algorithms", watched, "[watch('ring'), ...]")
     columns = max(each.num_steps for each in watched) + 1
     size = max(each.num_ranks for each in watched)
     side = 0.47 * size
@@ -86,8 +84,7 @@ def animate_algorithms(
     import matplotlib.pyplot as plt
     from matplotlib.animation import FuncAnimation
 
-    if not watched:
-        raise InputError("animate_algorithms: nothing to draw; give [watch('ring'), ...].")
+    check_any("animate_algorithms", watched, "[watch('ring'), ...]")
     ends = [_ends(each, link, size_bytes) for each in watched]
     last = max(times[-1] for times in ends)
     frames = round(seconds * _FRAMES_PER_SECOND)

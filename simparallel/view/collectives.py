@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, clean
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, check_any, clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,8 +75,7 @@ def plot_collectives(
 
 def _check(points: Mapping[tuple[str, int], Mapping[str, Points]]) -> None:
     pairs = [pair for curves in points.values() for curve in curves.values() for pair in curve]
-    if not pairs:
-        raise InputError("plot_collectives: no points.")
+    check_any("plot_collectives", pairs, "{(collective, ranks): {contender: [(bytes, seconds), ...]}}")
     for size, seconds in pairs:
         if not (size > 0 and seconds > 0):
             raise InputError(

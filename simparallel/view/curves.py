@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, axes, labels, literal
+from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, axes, check_any, labels, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,8 +45,7 @@ def plot_loss(
     from matplotlib.ticker import MaxNLocator
 
     curves = {name: _points(name, values) for name, values in history.items()}
-    if not curves:
-        raise InputError('plot_loss: no curves; give {"4 devices": [0.9, 0.7, ...]} or so.')
+    check_any("plot_loss", curves, '{"4 devices": [0.9, 0.7, ...]}')
     ax = axes(ax, 8, 4.5)
     last = len(curves) - 1
     # More curves on top of each other need a wider first one.

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simparallel.base.units import si_scale
-from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, ORANGE, SKY, axes, labels, literal, note
+from simparallel.view.style import BLUE, DARK, ORANGE, SKY, axes, check_any, labels, literal, note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +31,7 @@ def plot_overlap(
     Raises:
         InputError: no rows.
     """
-    if not rows:
-        raise InputError("plot_overlap: no rows; give [(label, times), ...].")
+    check_any("plot_overlap", rows, "[(label, times), ...]")
     ax = axes(ax, 9, 5)
     compute, communication, exposed = (
         [times[key] for _, times in rows]

@@ -8,8 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
-from simparallel.errors import InputError
-from simparallel.view.style import DARK, box, write
+from simparallel.view.style import DARK, box, check_any, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +45,7 @@ def plot_plan(rows: Sequence[Row], *, title: str = "", ax: Axes | None = None) -
     """
     import matplotlib.pyplot as plt
 
-    if not rows:
-        raise InputError("plot_plan: no ops; give [(name, cuts of each input), ...].")
+    check_any("plot_plan", rows, "[(name, cuts of each input), ...]")
     shown = [cuts[:_SHOWN_INPUTS] if cuts else () for _, cuts in rows]
     most = max([cut for cuts in shown for entry in cuts for cut in entry], default=1)
     # Columns of equal length look like one table.

@@ -7,9 +7,8 @@ from math import prod
 from typing import Any
 
 from simparallel.base.units import format_numbers
-from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
-from simparallel.view.style import axes, box, literal, rank_colour, readable_on, write
+from simparallel.view.style import axes, box, check_any, literal, rank_colour, readable_on, write
 
 # The gap between two tensors, in widths of a tensor.
 _GAP = 0.35
@@ -33,8 +32,7 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
     Raises:
         InputError: no tensors.
     """
-    if not tensors:
-        raise InputError("plot_slices: no tensors; give [(name, layout, shape), ...].")
+    check_any("plot_slices", tensors, "[(name, layout, shape), ...]")
     ax = axes(ax, 3.2 * len(tensors) + 0.4, 3.9)
     for number, (name, layout, shape) in enumerate(tensors):
         left = number * (1 + _GAP)

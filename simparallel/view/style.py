@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.names import printable
+from simparallel.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,12 @@ ORANGE, SKY, GREEN, PINK, RED, BLUE, YELLOW = (
 DARK = "#10243E"
 # Ranks 0 to 6 have these colours, ranks 7 to 13 lighter ones; then they repeat.
 _RANKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
+
+
+def check_any(who: str, things: Sized, form: str) -> None:
+    """Raise InputError, which names the function `who` and the form of its argument, if there is nothing to draw."""
+    if not things:
+        raise InputError(f"{who}: nothing to draw; give {form}.")
 
 
 def axes(ax: Axes | None, width: float, height: float) -> Axes:

@@ -1,4 +1,4 @@
-"""The autograd graph behind a Tensor, its tape: which op made it from which tensors, back to the leaves."""
+"""The autograd graph behind a Tensor, also called its tape: which op made it from which tensors, back to the leaves."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def plot_tape(
 
 
 def _depths(root: Tensor) -> dict[int, tuple[Any, int]]:
-    """Return id -> (node or leaf, column) of the tape behind root. A leaf stands just before its first use."""
+    """Return id -> (node or leaf, column) for the autograd graph of root. A leaf stands just before its first use."""
     found: dict[int, Node] = {}
     waiting: list[Any] = [root._node or root]
     while waiting:

@@ -268,8 +268,7 @@ def get_context(attr_key: str) -> Any:
         InputError: an unknown name.
     """
     known = ("mode", "device_target", "device_id", "max_device_memory", *_UNUSED_CONTEXT)
-    if attr_key not in known:
-        raise InputError(f"get_context: no setting {attr_key!r}; there are {', '.join(known)}.")
+    _refuse_unknown("get_context", {attr_key: None}, known)
     usual = {"mode": PYNATIVE_MODE, "device_target": "CPU", "device_id": 0}
     return _settings.context.get(attr_key, usual.get(attr_key))
 
@@ -364,7 +363,8 @@ def reset_cost_model_context() -> None:
 def _refuse_unknown(who: str, settings: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name in settings:
         if name not in known:
-            raise InputError(f"{who}: no setting {name!r}.{did_you_mean(name, known)}")
+            hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
+            raise InputError(f"{who}: no setting {name!r}.{hint}")
 
 
 def _note_unused(who: str, settings: Mapping[str, Any]) -> None:
@@ -396,31 +396,28 @@ def check_world(who: str) -> None:
 
 def _checked(name: str, value: Any) -> Any:
     """Return the value of a setting in the form in which it is kept. Raises InputError."""
-    who, kept = "set_auto_parallel_context", value
+    who = "set_auto_parallel_context"
     if name == "parallel_mode":
-        kept = _SHORT.get(value, value) if isinstance(value, str) else value
-        fits, wanted = kept in _MODES, f"is not one of {', '.join(_MODES)}"
+        value = _SHORT.get(value, value) if isinstance(value, str) else value
+        check_choice(who, name, value, _MODES)
     elif name in ("gradients_mean", "parameter_broadcast"):
-        fits, wanted = isinstance(value, bool), "must be True or False"
+        check_flags(who, {name: value}, [name])
     elif name == "search_mode":
-        fits, wanted = value in SEARCHES, f"is not one of {', '.join(SEARCHES)}"
-    # A tuple of cuts is checked by `AutoParallel`, which knows the arguments.
+        check_choice(who, name, value, tuple(SEARCHES))
     elif name == "dataset_strategy":
-        fits = value in ("data_parallel", "full_batch") or isinstance(value, tuple)
-        wanted = "must be 'data_parallel', 'full_batch' or a tuple"
+        # A tuple of cuts is checked by `AutoParallel`, which knows the arguments.
+        if not isinstance(value, tuple):
+            check_choice(who, name, value, ("data_parallel", "full_batch"))
     elif name == "pipeline_config":
-        kept = {**_DEFAULTS[name], **value} if isinstance(value, dict) else {}
-        is_known = kept.keys() == _DEFAULTS[name].keys() and isinstance(kept["pipeline_interleave"], bool)
-        fits = is_known and kept["pipeline_scheduler"] in PIPELINE_SCHEDULERS
-        names = ", ".join(PIPELINE_SCHEDULERS)
-        wanted = f"must be a dict of pipeline_interleave, True or False, and pipeline_scheduler, one of {names}"
-    elif value is None and name != "pipeline_stages":
-        return None
-    else:
+        if not isinstance(value, dict):
+            raise InputError(f"{who}: {name}={value!r} must be a dict with {' and '.join(_DEFAULTS[name])}.")
+        _refuse_unknown(who, value, tuple(_DEFAULTS[name]))
+        value = {**_DEFAULTS[name], **value}
+        check_flags(who, value, ["pipeline_interleave"])
+        check_choice(who, "pipeline_scheduler", value["pipeline_scheduler"], tuple(PIPELINE_SCHEDULERS))
+    elif value is not None or name == "pipeline_stages":
         return check_integer(who, name, value, 0 if name == "global_rank" else 1)
-    if not fits:
-        raise InputError(f"{who}: {name}={value!r} {wanted}.")
-    return kept
+    return value
 
 
 def _part_of_rank() -> tuple[int, int]:

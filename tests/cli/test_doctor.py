@@ -38,7 +38,6 @@ def test_table_of_findings(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.match(r"\d+ cores, [\d.]+ .B of memory available, ranks are processes, (no|\d) GPU\n\n", out)
     for name in (
         "memfd",
-        "sealing",
         "futex",
         "pidfd",
         "posix_fallocate",
@@ -121,12 +120,11 @@ def test_blas_uses_the_chosen_kernels(tmp_path: Path) -> None:
 def test_disabled_features_are_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = states()
     monkeypatch.setenv("SIMPARALLEL_DISABLE", name)
-    unsealed = {"sealing": "fallback"} if name == "memfd" else {}  # the fallback cannot be sealed
     found = states()
     if name == "fork":
         # New interpreters write their records to the merged log themselves.
         del before["merged log"]
-    assert found == {**before, name: "fallback", **unsealed}
+    assert found == {**before, name: "fallback"}
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ def test_stopped_rank_ends_the_run(often: None) -> None:
 def test_rank_stopped_while_sending_its_result(often: None, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
     """The launcher has read a part of the result, and waits for the rest."""
     size, pids, stopped = 16 << 20, [], []
-    readv, state_of = os.readv, run.process_state
+    readv, fields_of = os.readv, run.process_fields
 
     def readv_and_stop(fd: int, buffers: list[memoryview]) -> int:
         count = readv(fd, buffers)
@@ -421,16 +421,16 @@ def test_rank_stopped_while_sending_its_result(often: None, monkeypatch: pytest.
             stopped.append(pids[0])
         return count
 
-    def state_and_go_on(pid: int) -> str:
-        state = state_of(pid)
-        if goes_on and state == "T":
+    def fields_and_go_on(pid: int) -> list[str]:
+        fields = fields_of(pid)
+        if goes_on and fields[:1] == ["T"]:
             os.kill(pid, signal.SIGCONT)
-        return state
+        return fields
 
     with sp.Cluster(1, echo=False, timeout_s=0.5) as cluster:
         pids += cluster.run(os.getpid)
         monkeypatch.setattr(os, "readv", readv_and_stop)
-        monkeypatch.setattr(run, "process_state", state_and_go_on)
+        monkeypatch.setattr(run, "process_fields", fields_and_go_on)
         if goes_on:
             assert len(cluster.run(bytes, size)[0]) == size
         else:

@@ -269,7 +269,7 @@ def test_overwritten_parts_of_a_line_are_dropped(first: bytes, rest: list[bytes]
 
 def test_progress_bar_without_end_takes_no_memory(tmp_path: Path) -> None:
     with open(tmp_path / "log", "a+b", buffering=0) as log:
-        tail = Tail([log.fileno()], None)
+        tail = Tail({0: log.fileno()}, None)
         for i in range(100):
             log.write(b"\r" + b"%4d" % i * 1000)
             tail.show()
@@ -280,7 +280,7 @@ def test_line_without_end_is_not_copied_again(tmp_path: Path) -> None:
     """Each part is appended to the same memory, so the work grows with the length and not with its square."""
     with open(tmp_path / "log", "a+b", buffering=0) as log:
         out = io.StringIO()
-        tail = Tail([log.fileno()], out)
+        tail = Tail({0: log.fileno()}, out)
         held = tail._open_line[0]
         for _ in range(20):
             log.write(b"x" * READ_BYTES)
@@ -309,7 +309,7 @@ def test_bar_and_lines_of_ranks_do_not_share_a_line(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "stderr", console)
     bar = Bar()
     with open(tmp_path / "log", "a+b", buffering=0) as log:
-        tail = Tail([log.fileno()], console, apart=bar.hidden)
+        tail = Tail({0: log.fileno()}, console, apart=bar.hidden)
         bar({"kind": "progress", "description": "train", "done": 1, "total": 3})
         log.write(b"loss 3.0\n")
         tail.show()

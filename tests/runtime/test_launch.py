@@ -492,7 +492,7 @@ def test_lines_arrive_while_the_ranks_still_run(warm: sp.Cluster, tmp_path: Path
 def test_truncated_log_is_shown_from_its_start(tmp_path: Path) -> None:
     out = io.StringIO()
     with open(tmp_path / "worker_0.log", "a+b", buffering=0) as log:
-        tail = Tail([log.fileno()], out)
+        tail = Tail({0: log.fileno()}, out)
         log.write(b"a line\nan unfinished one")
         tail.show()
         os.truncate(log.name, 0)
@@ -506,7 +506,7 @@ def test_progress_bar_is_shown_as_on_a_terminal(tmp_path: Path) -> None:
     """Only its last state is shown; the log keeps all bytes."""
     out = io.StringIO()
     with open(tmp_path / "worker_0.log", "a+b", buffering=0) as log:
-        tail = Tail([log.fileno()], out)
+        tail = Tail({0: log.fileno()}, out)
         log.write(b"\rown:   0%|")
         tail.show()
         log.write(b"\rown: 100%|#|\nof Windows\r\nred \x1b[31m\rleft open\r")

@@ -16,7 +16,7 @@ from simparallel.backend import Array
 class Cast(Op):
     """y = x in another dtype; the gradient has the dtype of x.
 
-    A cast to an integer or bool dtype is a step function and not recorded on the tape.
+    A cast to an integer or bool dtype is a step function, so it is not recorded in the autograd graph.
 
     Args:
         dtype: dtype of the result.

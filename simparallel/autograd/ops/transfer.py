@@ -115,7 +115,7 @@ class Replicate(ToDevice):
     def _note(self, device: Device, flops: int, passes: int, dy: Array) -> None:
         recorder = current_recorder()
         if recorder is not None and device.type == SIM:
-            # Simulated time only: the tape does the work, and takes the wall time, elsewhere.
+            # Simulated time only: the backward pass does the work, and measures its wall time.
             now_ns = perf_counter_ns()
             name = f"{self.purpose}.backward"
             itemsize = recorder.cluster.itemsize(dy.dtype)

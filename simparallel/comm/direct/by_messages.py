@@ -158,11 +158,10 @@ class _AllToAll(MessageBody):
 class _Gather(MessageBody):
     def run(self, call: Call) -> Steps:
         size, root = self.group.size, self.settings.root
-        is_root = self.position == root
-        parts = [call.x.copy() for _ in range(size if is_root else 1)]
+        parts = [call.x.copy() for _ in range(size if self.is_root else 1)]
         # A rank that is not the root sends the entry at its own position; all its entries are the same array.
-        yield from self.exchange(call, parts if is_root else parts * size, root)
-        if not is_root:
+        yield from self.exchange(call, parts if self.is_root else parts * size, root)
+        if not self.is_root:
             return None
         is_native = call.x.dtype.isnative
         return parts if call.out is None and is_native else copies(parts, call.out, is_native=is_native)

@@ -76,7 +76,6 @@ class AbstractToRoot(Body):
 
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
         super().__init__(group, x, settings)
-        self.is_root = group.rank == settings.root
         # The root reads its own array, unless all payloads are rows of the slots, which one call reduces.
         self.others = [] if self.is_root and x.nbytes > SLOT_BYTES else None
 
@@ -102,7 +101,6 @@ class Reduce(AbstractToRoot):
 class Broadcast(Body):
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
         super().__init__(group, x, settings)
-        self.is_root = group.rank == settings.root
         self.others = None if self.is_root else []
 
     def result(self, peers: Payloads, x: np.ndarray, out: None) -> np.ndarray:

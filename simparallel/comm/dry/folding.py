@@ -196,7 +196,7 @@ def _inner(segment: FoldedSegment) -> tuple[list[tuple[int, ...]], Sequence[int]
 
 
 def _ends(groups: Iterable[tuple[int, ...]], ranks: Iterable[int]) -> set[int]:
-    """Return the first and last members of all groups of these ranks, and of the groups of the members so found."""
+    """Return the first and last member of every group that these ranks reach: their groups, the groups of those, …"""
     of_rank: dict[int, list[tuple[int, ...]]] = {}
     for group in groups:
         for rank in group:

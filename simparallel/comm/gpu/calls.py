@@ -196,7 +196,7 @@ class GpuCalls:
         return None if link_type is None else link_type(group, self._gpu)
 
     def _place(self) -> dict[str, Any]:
-        """Describe where this rank's GPU is."""
+        """Return what `choose` compares: this rank's host, its GPU, the GPUs that it can access, and its settings."""
         runtime, number = self._gpu.cuda.runtime, self._gpu.number
         buses = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
         reached = [bus for i, bus in enumerate(buses) if i == number or runtime.deviceCanAccessPeer(number, i)]

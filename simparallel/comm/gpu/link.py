@@ -100,12 +100,12 @@ class AbstractLink:
 
     def reduce(self, call: GpuCall) -> Steps:
         xs = yield from self.gathered(call)
-        if call.is_root:
+        if call.plan.body.is_root:
             call.fold(xs)
 
     def broadcast(self, call: GpuCall) -> Steps:
         xs = yield from self.gathered(call)
-        if not call.is_root:
+        if not call.plan.body.is_root:
             with self.stream:
                 call.result_array[...] = xs[call.plan.root]
 
@@ -184,10 +184,6 @@ class GpuCall(Call):
     def rule(self) -> Reduction:
         return self.gpu_body.rule
 
-    @property
-    def is_root(self) -> bool:
-        return self.group.position == self.plan.root
-
     def make_result(self) -> Array:
         """Return the array for the result: `out`, x for a collective in place, or a new one on the compute stream."""
         what, settings, group = COLLECTIVES[self.plan.op], self.gpu_body.settings, self.group
@@ -247,7 +243,7 @@ class GpuCall(Call):
 
 
 def fold(xp: Any, rule: Reduction, parts: Sequence[Array], out: Array) -> None:
-    """Reduce arrays into `out`, which may be one of them, in their order, as `comm.reduction` does on the host."""
+    """Reduce arrays in their order into `out`, which may be one of them, as `algorithms.reduction` on the host."""
     ufunc = getattr(xp, rule.ufunc.__name__)
     total = parts[0].astype(rule.accumulate)  # a copy
     for part in parts[1:]:

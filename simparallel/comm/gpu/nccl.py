@@ -131,16 +131,16 @@ class NcclLink(AbstractLink):
             yield from super().reduce(call)
             return
         x = self._dense(call.x)
-        out = self._dense(call.result_array) if call.is_root else x  # only the root's is written
+        out = self._dense(call.result_array) if call.plan.body.is_root else x  # only the root's is written
         self._comm.reduce(*pointers(x, out), x.size, *numbers, call.plan.root, self.stream.ptr)
-        if call.is_root:
+        if call.plan.body.is_root:
             self._give(out, call.result_array)
 
     def broadcast(self, call: GpuCall) -> Steps:
         yield from ()
         x = self._dense(call.result_array)
         self._comm.broadcast(*pointers(x, x), x.nbytes, self.nccl.NCCL_UINT8, call.plan.root, self.stream.ptr)
-        if not call.is_root:
+        if not call.plan.body.is_root:
             self._give(x, call.result_array)
 
     def all_gather(self, call: GpuCall) -> Steps:

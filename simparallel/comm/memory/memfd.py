@@ -15,7 +15,6 @@ from pathlib import Path
 from simparallel.base.system import can_fork
 from simparallel.errors import InputError
 
-_ADD_SEALS, _SHRINK_AND_GROW = 1033, 0x2 | 0x4  # F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW
 SHM = "/dev/shm"
 PRIMITIVES = ("memfd", "futex", "pidfd", "fork")
 
@@ -55,14 +54,13 @@ def open_unnamed(size_bytes: int, at_once: int) -> int:
     """
     if hasattr(os, "memfd_create") and not is_disabled("memfd"):
         try:
-            fd = os.memfd_create("simparallel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = os.memfd_create("simparallel", os.MFD_CLOEXEC)
         except OSError as error:
             # Missing in the kernel, or forbidden by a sandbox.
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
         else:
             _truncate(fd, size_bytes)
-            seal(fd)
             return fd
     # Sparse: only the pages that are needed at once have to fit now.
     free = {folder: free_bytes(folder) for folder in (SHM, tempfile.gettempdir())}
@@ -82,13 +80,6 @@ def _truncate(fd: int, size_bytes: int) -> None:
     except BaseException:
         os.close(fd)
         raise
-
-
-def seal(fd: int) -> None:
-    """Forbid every process to truncate the file: the others would get SIGBUS."""
-    import fcntl  # not on Windows, where ranks are threads and need no seal
-
-    fcntl.fcntl(fd, _ADD_SEALS, _SHRINK_AND_GROW)
 
 
 def free_bytes(folder: str) -> int:

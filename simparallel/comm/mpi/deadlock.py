@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.base.units import format_ranks
 from simparallel.comm.diagnosis import deadlock_error, stuck_ranks
 from simparallel.comm.memory.segment import DONE
 from simparallel.comm.mpi.codec import decode, encode
@@ -52,21 +53,21 @@ class MpiDeadlockDetector:
         Raises:
             DeadlockError: this rank waits for ranks that can never continue.
         """
-        transport, me = self._transport, self._transport.rank
+        transport, me, words = self._transport, self._transport.rank, self._transport.words
         if not self._epochs[me] & 1:
             if time.monotonic() - self._since < PATIENCE_S:
                 return
             self._epochs[me] += 1
-        needs = [transport.lagging(way) for condition in conditions for way in condition.ways()]
+        needs = [way.lagging(words) for condition in conditions for way in condition.ways()]
         known = {str(rank): self._epochs[rank] for ranks in needs for rank in ranks}
         own = self._records.get(me)
         # Sent again when a known epoch has changed: the others must see which epochs it knew.
         if own is None or (own["needs"], own["known"]) != (needs, known):
-            ranks = [rank for way in conditions[0].ways() for rank in transport.lagging(way)]
-            text = f"{describe()}, for rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            ranks = [rank for way in conditions[0].ways() for rank in way.lagging(words)]
+            text = f"{describe()}, for {format_ranks(ranks)}"
             own = self._records[me] = {"needs": needs, "known": known, "text": text}
             transport.segment.write_wait(me, text)
-            self._tell(encode(own))
+            self._send(encode(own))
         stuck = stuck_ranks(self._records, self._is_stuck)
         if me in stuck:
             raise deadlock_error(transport.segment, sorted(stuck))
@@ -77,7 +78,7 @@ class MpiDeadlockDetector:
         if self._epochs[me] & 1:
             self._epochs[me] += 1
             del self._records[me]
-            self._tell(None)
+            self._send(None)
 
     def heard(self, rank: int, epoch: int, payload: np.ndarray | None) -> None:
         """Store another rank's wait record; None for the end of its wait."""
@@ -93,7 +94,7 @@ class MpiDeadlockDetector:
         record = self._records.get(rank)
         return None if record is None else record["text"]
 
-    def _tell(self, payload: np.ndarray | None) -> None:
+    def _send(self, payload: np.ndarray | None) -> None:
         self._tell_all(self._epochs[self._transport.rank], payload)
 
     def _is_stuck(self, rank: int, stuck: set[int]) -> bool:

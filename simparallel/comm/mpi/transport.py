@@ -259,7 +259,7 @@ class MpiTransport(AbstractTransport):
                 self._check_time(conditions[0], describe, now - since)
 
     def _pause(self, looks: int) -> int:
-        """Yield the core; after many polls sleep instead. MPI has no wait with a time limit."""
+        """Yield the core, or sleep after `YIELDS` polls: MPI has no wait with a limit. Return the number of polls."""
         if looks < YIELDS:
             os.sched_yield()
             return looks + 1
@@ -273,7 +273,7 @@ class MpiTransport(AbstractTransport):
         self._check_time(needed, describe, looked_s)
 
     def _check_time(self, needed: Condition, describe: Callable[[], str], waited_s: float) -> None:
-        if waited_s > self.timeout_s and (missing := self.lagging(needed)):
+        if waited_s > self.timeout_s and (missing := needed.lagging(self.words)):
             waits = {rank: self._deadlocks.text_of(rank) for rank in missing}
             details = "; ".join(
                 f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
+from simparallel.base.units import format_ranks
 from simparallel.comm.diagnosis import deadlock_error, stuck_ranks
 from simparallel.comm.memory.segment import DONE, SharedSegment
 from simparallel.comm.transport import Condition, fence
@@ -57,13 +58,11 @@ class DeadlockDetector:
     def behind(self, ranks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the ranks that hold up `ranks`, directly or not: (those that wait for no rank, those that wait)."""
         found, waiting = list(ranks), []
-        words = self._segment.words
         for rank in found:  # `found` grows: the ranks that hold up a rank are visited too
             # A record that is replaced while it is read counts as none.
             conditions = self._read(rank)
             if conditions:
-                pairs = zip(conditions[0].indices, conditions[0].ranks, strict=True)
-                lagging = [other for index, other in pairs if words[index] < conditions[0].target]
+                lagging = conditions[0].lagging(self._segment.words)
                 if lagging:
                     waiting.append(rank)
                     found += [other for other in lagging if other not in (*found, self._rank)]
@@ -93,14 +92,8 @@ class DeadlockDetector:
         area[0] = len(area)
         self._segment.reserve_words(self._rank, start, len(area))
         words[start : start + len(area)] = area
-        lagging = [
-            rank
-            for way in needed_ways
-            for index, rank in zip(way.indices, way.ranks, strict=True)
-            if words[index] < way.target
-        ]
-        who = ", ".join(map(str, lagging))
-        self._segment.write_wait(self._rank, f"{text}, for rank{'s' * (len(lagging) > 1)} {who}")
+        lagging = [rank for way in needed_ways for rank in way.lagging(words)]
+        self._segment.write_wait(self._rank, f"{text}, for {format_ranks(lagging)}")
         # The record has to be visible before the epoch that declares it valid.
         fence()
         words[self._epoch_at] += 1

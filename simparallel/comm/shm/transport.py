@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simparallel.base.system import usable_cores
+from simparallel.base.system import process_fields, usable_cores
 from simparallel.comm.diagnosis import last_calls
 from simparallel.comm.memory.arena import Arena
 from simparallel.comm.memory.memfd import is_disabled
@@ -41,15 +41,6 @@ _STATES = {"T": "is stopped (SIGSTOP or a debugger)", "t": "is stopped by a debu
 
 _SURE = "TtZ"  # in these states a rank makes no more progress
 GRACE_S = 0.5  # after the timeout: time for ranks that hold up others to publish the ranks that hold them up
-
-
-def process_state(pid: int) -> str:
-    """Return the state letter of /proc: R runs, S sleeps, T is stopped, Z has ended; "" if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def spread(rank: int, world_size: int) -> None:
@@ -223,7 +214,7 @@ class ShmTransport(AbstractTransport):
             if not self.met(needed):
                 raise
         late_s = time.monotonic() - since - self.timeout_s
-        if late_s > 0 and (missing := self.lagging(needed)):
+        if late_s > 0 and (missing := needed.lagging(self.words)):
             idle, waiting = self._deadlocks.behind(missing)
             if late_s < GRACE_S and not any(self._state(rank) in _SURE for rank in idle):
                 # A rank that seems busy may be about to publish the ranks it waits for.
@@ -237,8 +228,10 @@ class ShmTransport(AbstractTransport):
         return "; ".join(texts) + f"; and {len(waiting) - 3} more that wait" * (len(waiting) > 3)
 
     def _state(self, rank: int) -> str:
-        return process_state(self.words[self.segment.map.pid(rank)])
+        """Return the letter of /proc for the state of a rank's process, see `_STATES`; "" if it cannot be read."""
+        return next(iter(process_fields(self.words[self.segment.map.pid(rank)])), "")
 
     def _process_state(self, rank: int) -> str:
+        """Describe the state of a rank's process, for errors."""
         pid, state = self.words[self.segment.map.pid(rank)], self._state(rank)
         return f"(pid {pid}) {_STATES.get(state, 'sleeps or waits')}" if state else "cannot be looked at"

@@ -161,7 +161,10 @@ def _node(
         node.value = [_node(item, tokens, node, i) for i, item in enumerate(value)]
     elif isinstance(value, str):
         if token[0] != '"' or _SURROGATE.search(value):
-            raise JsonError(line, f"{ascii(token[:40])} is not JSON")
+            raise JsonError(
+                line,
+                f"{ascii(token[:40])} is not a JSON value; use finite numbers, null, and text without lone surrogates",
+            )
     elif len(token) > MAX_DIGITS:
         raise JsonError(line, f"number {token[:10]}... has more than {MAX_DIGITS} digits")
     return node

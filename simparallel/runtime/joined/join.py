@@ -21,6 +21,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
+from simparallel.base.checks import check_seconds
 from simparallel.base.system import process_fields
 from simparallel.clock.recorder import Recorder, set_recorder
 from simparallel.comm import Communicator, join_run
@@ -30,7 +31,7 @@ from simparallel.comm.memory.segment import DONE, IDLE, RUNNING
 from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.shm.transport import ShmTransport
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, UNSEEN_END, AbstractTransport, Condition
-from simparallel.errors import CommError, DeadlockError, InputError, LaunchError, RankFailedError
+from simparallel.errors import CommError, DeadlockError, LaunchError, RankFailedError
 from simparallel.machine.cluster import describe
 from simparallel.runtime.environment import variables
 from simparallel.runtime.joined.identity import RankIdentity, identify
@@ -63,7 +64,7 @@ class ExitCodes:
             self._poll.register(fd, select.POLLIN)
 
     def publish(self) -> None:
-        """Publish those of processes that have ended by now, without waiting."""
+        """Publish how the processes ended that have ended by now. Never waits."""
         words, control = self._segment.words, self._segment.map
         for fd, _ in self._poll.poll(0):
             rank = self._rank_of[fd]
@@ -263,10 +264,9 @@ def join(timeout_s: float | None, start_timeout_s: float | None) -> bool:
         InputError: a limit is not above 0, or SIMPARALLEL_FAULT has a wrong field.
         SharedMemoryError: there is not enough memory.
     """
-    for name, value in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
-        if value is not None and not value > 0:
-            raise InputError(f"init: {name}={value!r} must be a number of seconds above 0.")
-    limit_s = timeout_s or DEFAULT_TIMEOUT_S
+    limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else check_seconds("init", "timeout_s", timeout_s)
+    if start_timeout_s is not None:
+        start_timeout_s = check_seconds("init", "start_timeout_s", start_timeout_s)
     identity = identify(os.environ)
     # All ranks have the same notes.
     for note in identity.notes if identity.rank == 0 else ():

@@ -29,7 +29,6 @@ from simparallel.runtime.joined import sockets
 from simparallel.runtime.joined.identity import RankIdentity
 from simparallel.runtime.preflight import check_memory
 
-PROTOCOL = 1
 RETRY_S = 0.01
 # After this wait the leader prints the missing ranks.
 TELL_AFTER_S = 5.0
@@ -60,13 +59,11 @@ class Hello:
     """A rank's introduction to the leader.
 
     Attributes:
-        protocol, layout: versions of this protocol and of the shared memory.
-        key, rank, world_size, node, device_id: see `RankIdentity`.
+        layout: number of control words of a rank in the shared memory, by which versions of the package differ.
+        rank, world_size, node, device_id: see `RankIdentity`.
     """
 
-    protocol: int
     layout: int
-    key: str
     rank: int
     world_size: int
     node: int
@@ -90,8 +87,8 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
         SharedMemoryError: there is not enough memory.
     """
     sockets.check_system()
-    layout, place = ControlMap(identity.world_size).num_words, (identity.node, identity.device_id)
-    hello = Hello(PROTOCOL, layout, identity.key, identity.rank, identity.world_size, *place)
+    layout, size = ControlMap(1).num_words, identity.world_size
+    hello = Hello(layout, identity.rank, size, identity.node, identity.device_id)
     deadline = time.monotonic() + limit_s
     life = sockets.own_life()
     try:
@@ -101,7 +98,7 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
                 with sockets.hold_lock(folder, identity.key) as is_leader:
                     if is_leader:
                         # Others may come when the first ones have taken their part of the memory.
-                        check_memory(identity.world_size)
+                        check_memory(size)
                         return _Leader(identity, hello, folder, limit_s, tell).gather(deadline, life)
                 found = _follow(identity, hello, folder, deadline, life)
                 if found is not None:
@@ -109,7 +106,7 @@ def meet(identity: RankIdentity, limit_s: float, tell: Tell) -> Meeting:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"rank {identity.rank}: no process has gathered the ranks of {identity.where()} within "
-                    f"{limit_s:g} s."
+                    f"{limit_s:g} s (start_timeout_s). Start the ranks of this job again, or raise the limit."
                 )
             time.sleep(RETRY_S)
     finally:
@@ -202,12 +199,12 @@ class _Leader:
         self._poll.unregister(fd)
         fds: list[int] = []
         try:
-            pid, user = sockets.peer_of(connection)
+            pid = sockets.pid_of_peer(connection)
             message, fds = sockets.receive(connection)
             if message is None:
                 connection.close()
                 return
-            why, hello = self._refusal(message, user, len(fds))
+            why, hello = self._refusal(message, fds)
             if hello is None:
                 sockets.send(connection, {"refused": why})
                 self._tell(f"refused process {pid}: {why}")
@@ -225,18 +222,15 @@ class _Leader:
         sockets.close_all(fds)
         connection.close()
 
-    def _refusal(self, message: dict[str, Any], user: int, num_fds: int) -> tuple[str, Hello | None]:
+    def _refusal(self, message: dict[str, Any], fds: list[int]) -> tuple[str, Hello | None]:
         """Return (reason to refuse a process, None), or ("", its introduction)."""
         own = self._hellos[self._identity.rank]
         try:
             hello = Hello(**message)
         except TypeError:
-            return "it speaks another version of the protocol", None
-        numbers = hello.rank, hello.world_size, hello.node, hello.device_id or 0
-        if user != os.getuid():
-            return f"it belongs to user {user}, and the job to user {os.getuid()}", None
-        if hello.key != own.key or num_fds != 1 or not all(isinstance(number, int) for number in numbers):
-            return f"it belongs to another job than {self._identity.where()}", None
+            hello = None
+        if hello is None or hello.layout != own.layout or not fds:
+            return "it has another version of simparallel than the job", None
         if hello.world_size != own.world_size:
             return (
                 f"it is rank {hello.rank} of {hello.world_size}, and {self._identity.where()} is a job of "
@@ -244,10 +238,6 @@ class _Leader:
                 "MASTER_PORT or SIMPARALLEL_JOB_ID of its own",
                 None,
             )
-        if (hello.protocol, hello.layout) != (own.protocol, own.layout):
-            return "it has another version of simparallel than the job", None
-        if not 0 <= hello.rank < own.world_size:
-            return f"there is no rank {hello.rank} of {own.world_size}", None
         if hello.rank in self._hellos:
             return (
                 f"rank {hello.rank} of {self._identity.where()} is process {self._pids[hello.rank]} already; each "
@@ -319,60 +309,55 @@ def _follow(identity: RankIdentity, hello: Hello, folder: sockets.Folder, deadli
         try:
             connection.settimeout(LATE_S)
             connection.connect(folder.address_of(f"{identity.key}.sock"))
-            pid, user = sockets.peer_of(connection)
-            if user != os.getuid():
-                raise LaunchError(f"the ranks of {identity.where()} are gathered by user {user}, not {os.getuid()}.")
+            pid = sockets.pid_of_peer(connection)
             sockets.send(connection, asdict(hello), [life])
+            # The first answer comes at once and names the leader, for the messages about a longer wait.
+            answer, _ = _next(connection, identity, deadline, f"the process that gathers the ranks (pid {pid})")
         except (FileNotFoundError, ConnectionError, BlockingIOError, TimeoutError):
             # The leader does not listen yet, has gone, or already has all ranks.
             return None
-        # The first answer comes at once and names the leader, for the messages about a longer wait.
-        answer, _ = _next(connection, identity, deadline, f"the process that gathers the ranks (pid {pid})")
-        if answer is None:
-            return None
         leader = f"rank {answer['leader']} (pid {pid}), which gathers the ranks,"
-        meeting, fds = _next(connection, identity, deadline, leader)
-        if meeting is None:
-            raise LaunchError(
-                f"rank {identity.rank}: {leader} ended before all ranks of {identity.where()} had come; its own output "
-                "says why.",
-                rank=answer["leader"],
-            )
         # The descriptors of the other ranks come in several messages; on an error none may stay open.
         lives: dict[int, int] = {}
         try:
+            meeting, fds = _next(connection, identity, deadline, leader)
             segment = SharedSegment(identity.world_size, fd=fds[0])
             while len(lives) < identity.world_size - 1:
                 some, fds = _next(connection, identity, deadline, leader)
-                if some is None:
-                    raise LaunchError(
-                        f"rank {identity.rank}: {leader} ended before all ranks had started.", rank=answer["leader"]
-                    )
                 lives.update(zip(some["lives"], fds, strict=True))
-        except BaseException:
+        except BaseException as error:
             sockets.close_all(lives.values())
+            if isinstance(error, ConnectionError):
+                raise LaunchError(
+                    f"rank {identity.rank}: {leader} ended before all ranks of {identity.where()} had come; its own "
+                    "output says why.",
+                    rank=answer["leader"],
+                ) from None
             raise
         return Meeting(segment, lives, meeting["nodes"], meeting["device_ids"])
 
 
 def _next(
     connection: socket.socket, identity: RankIdentity, deadline: float, leader: str
-) -> tuple[dict[str, Any] | None, list[int]]:
-    """Receive the next message of the leader; None if the leader has gone.
+) -> tuple[dict[str, Any], list[int]]:
+    """Receive the next message of the leader, and its descriptors.
 
     Raises:
-        LaunchError: the leader refuses us, reports a failure, or does not answer in time.
+        ConnectionError: the leader has ended.
+        LaunchError: the leader refuses this process, reports a failure, or does not answer in time.
     """
     connection.settimeout(max(0.0, deadline - time.monotonic()) + LATE_S)
     try:
         message, fds = sockets.receive(connection)
-    except ConnectionError:
-        return None, []
     except TimeoutError:
-        raise LaunchError(f"rank {identity.rank}: {leader} does not answer; it may be stopped (SIGSTOP).") from None
-    if message is not None and "refused" in message:
+        raise LaunchError(
+            f"rank {identity.rank}: {leader} does not answer: if it is stopped (SIGSTOP), send it SIGCONT."
+        ) from None
+    if message is None:
+        raise ConnectionError
+    if "refused" in message:
         raise LaunchError(f"rank {identity.rank} (pid {os.getpid()}) was refused: {message['refused']}.")
-    if message is not None and "failed" in message:
+    if "failed" in message:
         raise LaunchError(f"rank {identity.rank}: {message['failed']}", **message["facts"])
     return message, fds
 

@@ -1,6 +1,6 @@
 """Unix sockets private to this user: their folder, locks in it, and messages with descriptors.
 
-The kernel tells each side the pid and user of the other. Messages are JSON; descriptors travel as SCM_RIGHTS.
+The kernel tells each side the pid of the other. Messages are JSON; descriptors travel as SCM_RIGHTS.
 Nothing listens on a network.
 """
 
@@ -24,8 +24,6 @@ from simparallel.errors import LaunchError
 MESSAGE_BYTES = 1 << 17
 # Descriptors in a message; the kernel's limit is 253.
 FDS_AT_ONCE = 128
-# pid, user and group of a socket's peer, as the kernel gives them.
-_CREDENTIALS = struct.Struct("3i")
 
 
 def check_system() -> None:
@@ -162,11 +160,12 @@ def close_all(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return (pid, user) of the process at the other end, from the kernel."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(raw)
-    return pid, user
+def pid_of_peer(connection: socket.socket) -> int:
+    """Return the pid of the process at the other end, from the kernel."""
+    # pid, user and group; the folder's mode lets no other user in.
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _, _ = struct.unpack("3i", raw)
+    return int(pid)
 
 
 def own_life() -> int:

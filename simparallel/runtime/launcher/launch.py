@@ -19,6 +19,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, Unpack
 from simparallel.algorithms import names
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_level
+from simparallel.base.checks import check_choice, check_count, check_seconds
 from simparallel.base.html import table
 from simparallel.base.system import missing_for_processes
 from simparallel.clock.memory import parse_bytes
@@ -213,12 +214,10 @@ class Cluster:
         if transport not in TRANSPORTS:
             mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")
-        timeout_s = checked.seconds("timeout_s", timeout_s)
-        start_timeout_s = checked.seconds("start_timeout_s", start_timeout_s)
-        if algorithm not in names():
-            raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(names())}.")
-        if check not in CHECKS:
-            raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
+        timeout_s = check_seconds("Cluster", "timeout_s", timeout_s)
+        start_timeout_s = check_seconds("Cluster", "start_timeout_s", start_timeout_s)
+        check_choice("Cluster", "algorithm", algorithm, names())
+        check_choice("Cluster", "check", check, CHECKS)
         # All settings are checked here; processes start with the first run.
         where = places(world_size, nodes, rank_table, checked.environment(environment))
         self.spec = describe(
@@ -229,7 +228,8 @@ class Cluster:
         log_folder = checked.folder("log_dir", log_dir)
         self.log_dir = None if log_folder is None else str(log_folder)
         self.timeout_s = timeout_s
-        blas_threads = checked.blas_threads(blas_threads)
+        if blas_threads is not None:
+            blas_threads = check_count("Cluster", "blas_threads", blas_threads)
         self._run_settings: dict[str, Any] = {
             "timeout_s": timeout_s,
             "algorithm": algorithm,
@@ -329,7 +329,7 @@ class Cluster:
                 fork, pool.usable = False, False
             return pool.run(payload, settings, fork=fork, echo=self.echo, note=notes, apart=notes.bar.hidden)
         finally:
-            notes.close()
+            notes.bar.close()
             if self._pool is not None and not self._pool.usable:
                 # Its processes may be in any state; the next run starts new ones.
                 self._pool.close()

@@ -174,7 +174,7 @@ class Pool:
             wiring = {
                 "segment_fd": self.segment.fd,
                 "life_fd": life_read,
-                "log_fds": self.logs.rank_fds,
+                "log_fds": list(self.logs.rank_fds.values()),
                 "connection_fds": connection_fds,
                 "control_fd": control_fd,
                 "start_method": start_method(),
@@ -189,7 +189,7 @@ class Pool:
                 file.write(config)
                 # The host reads from the position of the descriptor that it shares with us.
                 file.seek(0)
-            inherited = [self.segment.fd, life_read, control_fd, *self.logs.rank_fds, *connection_fds]
+            inherited = [self.segment.fd, life_read, control_fd, *self.logs.rank_fds.values(), *connection_fds]
             self._host = self._exec_host(config_fd, inherited)
             # Runs when the pool is closed or collected, or at exit. It must not refer to the pool, hence the arguments.
             # From here on it releases everything.
@@ -227,7 +227,7 @@ class Pool:
         return pids
 
     def _start_error(self, rank: int, what: str) -> LaunchError:
-        said, own = self.logs.output_of_host() or "(nothing)", self.logs.output_of_rank(rank)
+        said, own = self.logs.output_of() or "(nothing)", self.logs.output_of(rank)
         self.close()
         own = f"\nRank {rank} said:\n{own}" if own else ""
         return LaunchError(

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from simparallel.base.system import KILL
+from simparallel.base.system import KILL, process_fields
 from simparallel.comm.memory.segment import ABORT_INTERRUPT
-from simparallel.comm.shm.transport import process_state
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
 from simparallel.runtime.logs import Tail
@@ -85,7 +84,7 @@ class Run:
         self._looked_at = now
         before, self._stopped_s = self._stopped_s, {}
         for rank in self.waiting.values():
-            if process_state(self.pool.pids[rank]) == "T":
+            if process_fields(self.pool.pids[rank])[:1] == ["T"]:
                 # If more time has passed, this process was stopped as well: do not count that time against the rank.
                 self._stopped_s[rank] = before[rank] + min(passed, 2 * LOOK_S) if rank in before else 0.0
                 if self._stopped_s[rank] > self.timeout_s:
@@ -195,7 +194,7 @@ class Run:
             for rank in self.waiting.values():
                 number = ESCALATION[self._escalated][1]
                 # A stopped process reacts to SIGKILL alone.
-                if process_state(self.pool.pids[rank]) == "T":
+                if process_fields(self.pool.pids[rank])[:1] == ["T"]:
                     number = KILL
                     self._found_stopped.add(rank)
                 self.pool.signal_rank(rank, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import places
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Results
-from simparallel.runtime.log_folder import RANK_LINKS, check_log_dir, forget_former_run, head
+from simparallel.runtime.log_folder import RANK_LINKS
+from simparallel.runtime.logs import LogFiles
 from simparallel.runtime.ranks.script_rank import OUTCOME, outcome_of
 from simparallel.runtime.reports import Outcome, raise_failure
 from simparallel.trace import Trace
@@ -35,10 +37,13 @@ class ScriptJob:
         ranks: the ranks that are started.
         directory: directory of their files.
         trace: their events, once they have run.
+        ranks_log_here: see `LogFiles`.
 
     Raises:
         ClusterError: no such device, or nodes that do not fit.
     """
+
+    ranks_log_here = True
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class ScriptJob:
         self._nodes = self._spec.nodes if node is None else (self._spec.nodes[node],)
         self.ranks = [rank for ranks in self._nodes for rank in ranks]
         self.directory = log_dir if node is None else log_dir / f"node{node}"
-        self._links, self._files, self._head = log_links, log_files, head(log_files)
+        self._links, self._files = log_links, log_files
         # The fields of `script_rank.Config` that are the same in every run.
         self._settings: dict[str, Any] = {
             "world_size": world_size, "device": device, "devices_per_rank": devices_per_rank,
@@ -78,18 +83,17 @@ class ScriptJob:
         """Run the script; return when all ranks, on all nodes, have ended. For the arguments see `run_script`.
 
         Raises:
-            InputError: the directory cannot be used, see `check_log_dir`.
+            InputError: the directory cannot be used, see `LogFiles`.
             RunFailedError: a rank failed; the root cause comes first.
             LaunchError: a process cannot be started.
             KeyboardInterrupt: after the ranks were stopped.
         """
-        check_log_dir(self.directory, self._nodes, self._links, self._files)
-        forget_former_run(self.directory)
-        for rank in self.ranks:
-            # The file of an earlier run that was killed would be taken for this run's.
-            self._outcome_file(rank).unlink(missing_ok=True)
         program = {"script": script, "arguments": arguments, "with_local_rank": with_local_rank, "is_module": is_module}
-        self._start({**program, **self._settings})
+        with closing(LogFiles(self.directory, self._nodes, self._links, self._files, self.ranks_log_here)) as logs:
+            for rank in self.ranks:
+                # The file of an earlier run that was killed would be taken for this run's.
+                self._outcome_file(rank).unlink(missing_ok=True)
+            self._start({**program, **self._settings}, logs)
         outcomes, spec = [Outcome(rank) for rank in range(self._spec.world_size)], self._spec
         for rank in self.ranks:
             file = self._outcome_file(rank)
@@ -110,7 +114,7 @@ class ScriptJob:
     def _outcome_file(self, rank: int) -> Path:
         return self.directory / OUTCOME.format(rank=rank)
 
-    def _start(self, config: dict[str, Any]) -> None:
+    def _start(self, config: dict[str, Any], logs: LogFiles) -> None:
         """Start the ranks, and wait for their end. `config`: the fields of `script_rank.Config`."""
         raise NotImplementedError
 

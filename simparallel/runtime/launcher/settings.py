@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any, TypedDict
 
 from simparallel.backend import ARRAYS, check_gpu_library
+from simparallel.base.checks import check_choice
 from simparallel.base.names import did_you_mean
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
@@ -51,21 +50,6 @@ class ClusterSettings(Described, total=False):
     echo: bool | Collection[int]
 
 
-def seconds(name: str, value: float) -> float:
-    """Return a time limit [s] as a float.
-
-    Raises:
-        InputError: not a number above 0.
-    """
-    if not isinstance(value, Real) or not value > 0:
-        raise InputError(f"{name}={value!r} must be more than 0: a number of seconds, or math.inf for no limit.")
-    try:
-        return float(value)
-    except OverflowError:
-        # An integer of hundreds of digits.
-        return math.inf
-
-
 def arena_size(value: int | str) -> int:
     """Return the size [bytes] of an arena, given as a number or a string such as "1GB"; 0 for the default.
 
@@ -77,27 +61,13 @@ def arena_size(value: int | str) -> int:
     return parse_bytes(value, "arena_bytes")
 
 
-def blas_threads(value: int | None) -> int | None:
-    """Return the number of BLAS threads of a device; None leaves it to the launcher.
-
-    Raises:
-        InputError: not an integer of 1 or more.
-    """
-    if value is None or isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    raise InputError(
-        f"blas_threads={value!r} must be an integer of 1 or more, or None to divide the cores among the ranks."
-    )
-
-
 def array(value: str) -> str:
     """Return the library of a rank's arrays.
 
     Raises:
         InputError: neither "numpy" nor "cupy", or there is no GPU that CuPy can use.
     """
-    if value not in ARRAYS:
-        raise InputError(f"array={value!r} is not one of {', '.join(ARRAYS)}.")
+    check_choice("Cluster", "array", value, ARRAYS)
     if value == "cupy":
         check_gpu_library()
     return value

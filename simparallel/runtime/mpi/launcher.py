@@ -23,7 +23,7 @@ from simparallel.comm.mpi import transport
 from simparallel.errors import LaunchError, RunFailedError
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.launcher.script_job import ScriptJob
-from simparallel.runtime.log_folder import SCHEDULER_LOG
+from simparallel.runtime.logs import LogFiles
 from simparallel.runtime.mpi import rank as mpi_rank
 from simparallel.runtime.ranks.shutdown import end_with_parent
 
@@ -50,6 +50,8 @@ class MpiJob(ScriptJob):
         LaunchError: no mpi4py, no mpiexec, or a system that cannot start ranks.
     """
 
+    ranks_log_here = False
+
     def __init__(self, world_size: int, *, mpiexec: str | None = None, **settings: Any) -> None:
         super().__init__(world_size, **settings)
         if missing := missing_for_processes():
@@ -61,7 +63,7 @@ class MpiJob(ScriptJob):
         self._mpiexec = shlex.split(mpiexec or "") or [_find_mpiexec()]
         # Check this here, before files of an earlier run are removed.
         if shutil.which(self._mpiexec[0]) is None:
-            raise LaunchError(f"{self._mpiexec[0]} cannot be started: there is no such command.")
+            raise LaunchError(f"{self._mpiexec[0]} cannot be started; name the mpiexec of your MPI library.")
         self._settings |= {"nodes": self._nodes if len(self._nodes) > 1 else [], "log_links": self._links}
         self._code = 0
 
@@ -79,13 +81,12 @@ class MpiJob(ScriptJob):
             )
         return results
 
-    def _start(self, config: dict[str, Any]) -> None:
+    def _start(self, config: dict[str, Any], logs: LogFiles) -> None:
         # `-m mpi4py` calls MPI_Abort if the process ends with an exception, instead of letting the others wait.
         text = json.dumps(asdict(mpi_rank.MpiConfig(**config)))
         rank = [sys.executable, "-m", "mpi4py", "-m", mpi_rank.__name__, text]
         command = [*self._mpiexec, "-n", str(len(self.ranks)), *rank]
-        log = self.directory / SCHEDULER_LOG
-        log.write_text(f"{self._head}{shlex.join(command)}\n")
+        os.write(logs.host_fd, f"{shlex.join(command)}\n".encode())
         try:
             # The kernel signals mpiexec however this process ends, and mpiexec ends the ranks. The user's own variables
             # for Open MPI take precedence.
@@ -95,8 +96,7 @@ class MpiJob(ScriptJob):
         except OSError as error:
             raise LaunchError(f"{self._mpiexec[0]} cannot be started: {error.strerror}.") from error
         self._code = _wait(job)
-        with log.open("a") as file:
-            file.write(f"ended with {self._code}\n")
+        os.write(logs.host_fd, f"ended with {self._code}\n".encode())
 
     def _report_of_missing(self, rank: int) -> None:
         # The job ended before this rank could send its outcome.

@@ -85,7 +85,7 @@ def _keep_log(config: MpiConfig, rank: int, nodes: Sequence[Sequence[int]]) -> C
     os.dup2(log, 1)
     os.dup2(log, 2)
     link_logs(directory, nodes, config.log_links, only=rank)
-    tail, stop = Tail([log], out, first_rank=rank), threading.Event()
+    tail, stop = Tail({rank: log}, out), threading.Event()
 
     def watch() -> None:
         while not stop.wait(SHOW_S):

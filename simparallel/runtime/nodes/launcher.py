@@ -13,11 +13,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from simparallel.base.files import write_atomically
 from simparallel.base.system import python_command
 from simparallel.errors import LaunchError
 from simparallel.machine.ranktable import RankTable
@@ -26,8 +25,7 @@ from simparallel.runtime.joined.identity import JOB_VARIABLES, check_address, ch
 from simparallel.runtime.joined.sockets import check_system
 from simparallel.runtime.launcher.run import ESCALATION, POLL_S
 from simparallel.runtime.launcher.script_job import ScriptJob
-from simparallel.runtime.log_folder import SCHEDULER_LOG, link_logs
-from simparallel.runtime.logs import Tail, console
+from simparallel.runtime.logs import LogFiles, Tail, console
 from simparallel.runtime.nodes import rank as node_rank
 from simparallel.runtime.reports import death_report
 
@@ -73,35 +71,26 @@ class NodeJob(ScriptJob):
             "start_timeout_s": start_timeout_s, "launcher": os.getpid(),
         }  # fmt: skip
 
-    def _start(self, config: dict[str, Any]) -> None:
-        logs = {rank: self._open_log(rank) for rank in self.ranks}
-        shown = [Tail([fd], console(), first_rank=rank, echo=self._echo) for rank, fd in logs.items()]
+    def _start(self, config: dict[str, Any], logs: LogFiles) -> None:
+        tail = Tail(logs.rank_fds, console(), echo=self._echo)
         processes = self._processes = {}
         try:
-            link_logs(self.directory, self._nodes, self._links)
-            for rank, fd in logs.items():
+            for rank, fd in logs.rank_fds.items():
                 processes[rank] = _start_rank(node_rank.NodeConfig(rank=rank, **config), fd)
             pids = ", ".join(f"rank {rank} (pid {process.pid})" for rank, process in processes.items())
-            write_atomically(self.directory / SCHEDULER_LOG, f"{self._head}started {pids}\n".encode())
-            _wait(processes, shown)
+            os.write(logs.host_fd, f"started {pids}\n".encode())
+            _wait(processes, tail)
         except BaseException:
             # As after Ctrl-C, with time to clean up before harder signals.
-            _wait(processes, shown, failed_at=time.monotonic() - ESCALATION[0][0])
+            _wait(processes, tail, failed_at=time.monotonic() - ESCALATION[0][0])
             raise
         finally:
-            for tail in shown:
-                tail.show(final=True)
-            for fd in logs.values():
-                os.close(fd)
+            tail.show(final=True)
 
     def _report_of_missing(self, rank: int) -> dict[str, Any]:
         # It died before it could write its outcome.
         process = self._processes[rank]
         return death_report(process.pid, process.returncode)
-
-    def _open_log(self, rank: int) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(self.directory / f"worker_{rank}.log", flags, 0o600)
 
 
 def _start_rank(config: node_rank.NodeConfig, log_fd: int) -> subprocess.Popen[bytes]:
@@ -119,14 +108,11 @@ def _start_rank(config: node_rank.NodeConfig, log_fd: int) -> subprocess.Popen[b
         raise LaunchError(f"rank {config.rank} cannot be started: {error}.") from error
 
 
-def _wait(
-    processes: Mapping[int, subprocess.Popen[bytes]], shown: Sequence[Tail], failed_at: float | None = None
-) -> None:
+def _wait(processes: Mapping[int, subprocess.Popen[bytes]], tail: Tail, failed_at: float | None = None) -> None:
     """Wait until all have ended; after the first failure signal the processes that do not end by themselves."""
     asked = 0
     while running := [process for process in processes.values() if process.poll() is None]:
-        for tail in shown:
-            tail.show()
+        tail.show()
         # As in `Run`: the others stop in their next collective by themselves, but may have none.
         if failed_at is None and any(process.returncode for process in processes.values()):
             failed_at = time.monotonic()

@@ -50,7 +50,7 @@ def main(config_text: str) -> None:
     set_program(config.rank, config.world_size, " ".join([config.script, *config.arguments]))
     faulthandler.enable(file=sys.stderr)
     try:
-        outcome = _play(config)
+        outcome = _run(config)
     except (SimParallelError, KeyboardInterrupt) as error:
         # Raised before the rank began: the ranks did not meet.
         outcome = Outcome(config.rank, report=failure_report(error))
@@ -68,7 +68,7 @@ def _die_with_the_launcher(pid: int) -> None:
         os._exit(1)
 
 
-def _play(config: NodeConfig) -> Outcome:
+def _run(config: NodeConfig) -> Outcome:
     table = load(config.rank_table) if config.rank_table else None
     device_id, job = config.device_ids[config.rank] if config.device_ids else None, tuple(config.job)
     place = config.rank, config.world_size, config.node, device_id, config.port

@@ -21,11 +21,11 @@ Surroundings = tuple[dict[str, str], list[str], str]
 
 
 def follow(surroundings: Surroundings) -> None:
-    """Take over the environment, the path for imports and the directory of the launcher."""
+    """Set the environment variables, `sys.path` and the current directory of this process to those of the launcher."""
     environment, sys.path[:], directory = surroundings
     os.environ.clear()
     os.environ.update(environment)
-    # It may have been removed.
+    # The directory may have been removed.
     with contextlib.suppress(OSError):
         os.chdir(directory)
 
@@ -51,7 +51,8 @@ class Fork:
         self._answer[0] = 0
         pid = os.getpid()
         with warnings.catch_warnings():
-            # The only other thread waits for the end of the launcher or of the host.
+            # Python warns of forks with several threads. Here the other one holds no lock that the child needs: it only
+            # waits for the launcher or the host to end.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
@@ -81,7 +82,7 @@ def _end_with(code: int) -> None:
     """End this process with an exit code, or by a signal if it is negative."""
     if code < 0:
         faulthandler.disable()
-        # Some have no handler.
+        # SIGKILL and SIGSTOP accept no handler, and need none.
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -202,7 +202,9 @@ def _watch(devices: list[Device], control: Connection, wiring: Wiring, launcher_
             del alive[rank], deaths[rank]
             segment.words[segment.map.exit_of(rank)] = code if code < 0 else code + 1
             log.info("rank %d (pid %d) ended with %d", rank, device.pid, code)
-            _send_exit(control, rank, code)
+            # If the launcher has gone, the loop ends by its life pipe.
+            with contextlib.suppress(OSError):
+                control.send_bytes(json.dumps({"rank": rank, "exit_code": code}).encode())
         if launcher in ready or wiring.life_fd in ready:
             break
         # The launcher sends nothing here, so a readable end means that it has closed its own.
@@ -211,14 +213,6 @@ def _watch(devices: list[Device], control: Connection, wiring: Wiring, launcher_
     # Devices watch pipes by themselves, which may stay open, see `_death_of`.
     for device in alive.values():
         device.kill()
-
-
-def _send_exit(control: Connection, rank: int, code: int) -> None:
-    try:
-        control.send_bytes(json.dumps({"rank": rank, "exit_code": code}).encode())
-    except OSError:
-        # The launcher is gone; `_watch` sees that by the life pipe.
-        return
 
 
 def _end(devices: list[Device]) -> None:

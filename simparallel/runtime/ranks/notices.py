@@ -52,9 +52,6 @@ class Notes:
             return
         print(f"[rank {rank}] plt.show(): {path}", flush=True)
 
-    def close(self) -> None:
-        self.bar.close()
-
 
 def _quiet_tqdm() -> type:
     """Return tqdm without its monitor thread, which would stay, and without its process lock.
