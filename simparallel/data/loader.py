@@ -11,11 +11,12 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import get_namespace, is_array
+from simparallel.base.checks import check_integer
 from simparallel.base.units import format_object, format_type_of
 from simparallel.clock.recorder import current_recorder
 from simparallel.data.dataset import Dataset
 from simparallel.data.delivery import delivered
-from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, check_integer
+from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler
 from simparallel.data.transforms import apply
 from simparallel.errors import InputError, ShapeError, StateDictError
 

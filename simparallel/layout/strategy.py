@@ -141,6 +141,35 @@ def from_tuples(
     return Sharding(rule, shapes, shared_mesh(sizes, axes), owners)
 
 
+def layout_of_cuts(
+    cuts: tuple[int, ...], device_num: int, repeat: str = "right", *, shape: Shape | None = None
+) -> Layout:
+    """Return the layout of a tensor by a tuple of cuts: axis "d0" cuts dim 0, …; left-over devices repeat slices.
+
+    Args:
+        cuts: number of slices of each dim.
+        device_num: number of devices.
+        repeat: position of the axis "repeat": "right" (neighbours hold the same slice) or "left".
+        shape: global shape to check the cuts against.
+
+    Raises:
+        StrategyError: a cut is below 1, does not divide its dim, or is not a power of 2 though `device_num` is one; the
+            numbers of cuts and dims differ; or the product of the cuts does not divide `device_num`.
+
+    Example:
+        >>> from simparallel.layout.strategy import layout_of_cuts
+        >>> layout_of_cuts((2, 4), 16)
+        Layout((2, 4, 2), ('d0', 'd1', 'repeat'))('d0', 'd1')
+    """
+    cuts = plain_cuts(cuts)
+    names, shapes = " ".join(f"d{i}" for i in range(len(cuts))), (cuts if shape is None else shape,)
+    try:
+        _check_lengths((cuts,), shapes)
+        return from_tuples(f"{names} -> {names}", shapes, (cuts,), device_num, repeat, (), None).output_layout
+    except StrategyError as error:
+        raise StrategyError(f"strategy {cuts!r} on {device_num} devices: {error}") from None
+
+
 def out_entry(out_strategy: Any) -> Any:
     """Return the tuple of cuts or the Layout of the output, unpacked from a tuple of one."""
     is_nested = isinstance(out_strategy, tuple) and len(out_strategy) == 1 and not is_int(out_strategy[0])

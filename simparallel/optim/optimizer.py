@@ -668,7 +668,7 @@ def _checked_state(optimizer: Optimizer, number: Any, param: Tensor, values: Map
         if name not in values:
             continue
         array = to_host(values[name]).copy()
-        # Older versions saved the state of float16 parameters in float16.
+        # PyTorch saves the state of float16 parameters in float16.
         if array.shape != param.data.shape or array.dtype not in (dtype, param.dtype):
             raise StateDictError(
                 f"{optimizer._name}: {name} of parameter {number} has shape {array.shape} and dtype "

@@ -186,9 +186,9 @@ class PolynomialLR(Factor):
         power: 0 or more.
     """
 
+    settings = {"total_iters": check_count, "power": check_number}
+
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
-        check_integer(self._name, "total_iters", total_iters, 1)
-        check_number(self._name, "power", power)
         self.total_iters, self.power = total_iters, power
         self._begin(optimizer, last_epoch)
 

@@ -16,8 +16,8 @@ Steps 1, 2 and the groups are worked out once for inputs of equal layouts, and k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -170,11 +170,15 @@ def sharder() -> Sharder:
     return found
 
 
-@contextmanager
-def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
-    """Run the ops of the block on these ranks only: strategies cut over them, and plain tensors count as replicated."""
-    with setting(mode, ranks=ranks, replicating=True):
-        yield
+def implicit_replication(ranks: tuple[int, ...] | None = None) -> AbstractContextManager[None]:
+    """Treat plain tensors among the inputs of an op as replicated inside the block, if others are sharded.
+
+    Args:
+        ranks: those that run the ops, over which strategies cut, this one among them, such as
+            `mesh.group("tp", rank)`: other ranks have other values, as with data parallelism. None for those of a
+            block around this one, or all.
+    """
+    return setting(mode, ranks=ranks or mode.ranks, replicating=True)
 
 
 def group_along(mesh: Mesh, axes: Sequence[str]) -> Group | None:
