@@ -87,7 +87,7 @@ def from_strategy(
         legal = (
             suggest.layouts(places(rule, shapes)[0], strategy, is_legal)
             if is_layouts
-            else suggest.tuples(shapes, strategy, device_num, is_legal)
+            else suggest.tuples(rule, shapes, strategy, device_num, is_legal)
         )
         raise StrategyError(str(error), nearest=legal) from None
 
