@@ -181,8 +181,8 @@ def _shape(index: tuple[slice, ...]) -> tuple[int, ...]:
     return tuple(part.stop - part.start for part in index)
 
 
-# The next three return the exchange of `assemble`. `gives` has the part of x for each rank that receives one, `gets` the
-# place in the new slice of the part from each rank that sends one; `count` is the number of elements of a part.
+# The next three return the `exchange` of `assemble`. `gives`: receiving rank -> the part of x that it gets; `gets`:
+# sending rank -> the place of its part in the new slice; `count`: elements of a part.
 
 
 def _gathered(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[Array, Array], None]:
