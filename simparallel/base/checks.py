@@ -31,16 +31,22 @@ def check_count(who: str, name: str, value: Any) -> int:
     return check_integer(who, name, value, 1)
 
 
-def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
-    """Raise InputError unless `value` is a real number with low <= value < below."""
+def check_number(
+    who: str, name: str, value: Any, low: float = 0.0, below: float = math.inf, *, above: float = -math.inf,
+    high: float = math.inf,
+) -> float:  # fmt: skip
+    """Return `value` as a float. Raise InputError unless it is a real number in [low, below) and (above, high]."""
     # The fast path: optimizers check in every step.
-    if type(value) is float and low <= value < below:
-        return
+    if type(value) is float and low <= value < below and above < value <= high:
+        return value
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not is_number or not low <= value < below:
-        kind = "a finite number" if below == math.inf else f"a number below {below:g}"
+    if not is_number or not (low <= value < below and above < value <= high):
+        most = f"a number below {below:g}" if below < math.inf else f"a number of {high:g} or less"
+        kind = "a finite number" if below == high == math.inf else most
+        least = f"at least {low:g}" if above < low else f"above {above:g}"
         hint = "" if is_number or not hasattr(value, "item") else "; use item()"
-        raise InputError(f"{who}: {name}={value!r} must be {kind} and at least {low:g}{hint}.")
+        raise InputError(f"{who}: {name}={value!r} must be {kind} and {least}{hint}.")
+    return float(value)
 
 
 def check_choice(who: str, name: str, value: Any, known: Collection[str]) -> None:

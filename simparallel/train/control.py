@@ -154,9 +154,9 @@ class EarlyStopping(Callback):
         baseline: float | None = None,
         restore_best_weights: bool = False,
     ) -> None:
-        check_number("EarlyStopping", "min_delta", min_delta)
         check_choice("EarlyStopping", "mode", mode, ("auto", "min", "max"))
-        self.monitor, self.min_delta, self.verbose = monitor, float(min_delta), bool(verbose)
+        self.min_delta = check_number("EarlyStopping", "min_delta", min_delta)
+        self.monitor, self.verbose = monitor, bool(verbose)
         self.patience = check_integer("EarlyStopping", "patience", patience, 0)
         is_up = mode == "max" or (mode == "auto" and any(word in monitor.lower() for word in _HIGHER_IS_BETTER))
         # With the sign, smaller is better for every monitor.
@@ -289,8 +289,7 @@ class CheckpointConfig:
     ) -> None:
         who = "CheckpointConfig"
         self.save_checkpoint_steps = check_integer(who, "save_checkpoint_steps", save_checkpoint_steps, 0)
-        check_number(who, "save_checkpoint_seconds", save_checkpoint_seconds)
-        self.save_checkpoint_seconds = float(save_checkpoint_seconds)
+        self.save_checkpoint_seconds = check_number(who, "save_checkpoint_seconds", save_checkpoint_seconds)
         self.keep_checkpoint_max = check_integer(who, "keep_checkpoint_max", keep_checkpoint_max, 1)
         if not (self.save_checkpoint_steps or self.save_checkpoint_seconds):
             raise InputError(f"{who}: give save_checkpoint_steps or save_checkpoint_seconds.")

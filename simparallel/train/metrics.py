@@ -232,7 +232,7 @@ class Fbeta(_ClassCounts):
     """(1 + beta^2) precision recall / (beta^2 precision + recall), for each class.
 
     Args:
-        beta: weight of recall relative to precision, above 0.
+        beta: weight of recall relative to precision, above 0; with 0 it would be `Precision`.
         group: ranks that combine their samples; by default all.
 
     Raises:
@@ -240,10 +240,7 @@ class Fbeta(_ClassCounts):
     """
 
     def __init__(self, beta: float, group: Group | None = None) -> None:
-        check_number(type(self).__name__, "beta", beta)
-        if beta == 0:
-            raise InputError(f"{type(self).__name__}: beta=0 must be above 0; for beta=0 use Precision.")
-        self.beta = float(beta)
+        self.beta = check_number(type(self).__name__, "beta", beta, above=0.0)
         super().__init__(group)
 
     def result(self, sums: np.ndarray) -> np.ndarray:

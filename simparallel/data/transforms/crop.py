@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array, get_namespace, random_uniform
-from simparallel.base.checks import check_choice, check_integer
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.data.transforms.base import RandomTransform, Transform, image_dims
 from simparallel.data.transforms.basic import decoded, with_colours
 from simparallel.errors import InputError, ShapeError
@@ -41,10 +41,9 @@ class RandomFlip(RandomTransform):
 
     def __init__(self, prob: float = 0.5, direction: str = "horizontal", seed: int = 0, is_hwc: bool = True) -> None:
         super().__init__(seed)
-        if not isinstance(prob, (int, float)) or not 0 <= prob <= 1:
-            raise InputError(f"RandomFlip: prob={prob!r} must be a number in 0 … 1.")
         check_choice("RandomFlip", "direction", direction, ("horizontal", "vertical"))
-        self.prob, self.direction, self.is_hwc = prob, direction, bool(is_hwc)
+        self.prob = check_number("RandomFlip", "prob", prob, high=1.0)
+        self.direction, self.is_hwc = direction, bool(is_hwc)
 
     @property
     def stream(self) -> str:

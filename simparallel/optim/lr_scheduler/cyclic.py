@@ -249,14 +249,10 @@ class OneCycleLR(MomentumScheduler):
             per_epoch = check_count(self._name, "steps_per_epoch", steps_per_epoch)
             total_steps = check_count(self._name, "epochs", epochs) * per_epoch
         check_count(self._name, "total_steps", total_steps)
-        check_number(self._name, "pct_start", pct_start)
-        if pct_start > 1:
-            raise InputError(f"{self._name}: pct_start={pct_start!r} must be a share of the steps, 0 to 1.")
+        check_number(self._name, "pct_start", pct_start, high=1.0)
         check_choice(self._name, "anneal_strategy", anneal_strategy, ("cos", "linear"))
         for name, factor in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
-            check_number(self._name, name, factor)
-            if factor == 0:
-                raise InputError(f"{self._name}: {name}=0 must be above 0; rates are divided by it.")
+            check_number(self._name, name, factor, above=0.0)
         self.total_steps, self.anneal_strategy = total_steps, anneal_strategy
         self._points = _points(float(pct_start), total_steps, three_phase)
         tops = self._numbers("max_lr", max_lr, optimizer)

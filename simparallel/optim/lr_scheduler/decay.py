@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import partial
 
 from simparallel.base.checks import check_count, check_integer, check_number
-from simparallel.errors import InputError
 from simparallel.optim.lr_scheduler.base import LRScheduler
 from simparallel.optim.optimizer import Optimizer
 
@@ -130,7 +130,10 @@ class LinearLR(Factor):
         total_iters: the epoch (or step) at which `end_factor` is reached, 1 or more.
     """
 
-    settings = {"start_factor": check_number, "end_factor": check_number, "total_iters": check_count}
+    settings = {
+        "start_factor": partial(check_number, above=0.0, high=1.0), "end_factor": partial(check_number, high=1.0),
+        "total_iters": check_count,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -142,14 +145,6 @@ class LinearLR(Factor):
     ) -> None:
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         self._begin(optimizer, last_epoch)
-
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        if not 0 < self.start_factor <= 1 or self.end_factor > 1:
-            raise InputError(
-                f"{self._name}: start_factor={self.start_factor!r} must be above 0 and at most 1, and "
-                f"end_factor={self.end_factor!r} at most 1."
-            )
 
     def factor(self, number: int) -> float:
         over = min(number, self.total_iters) / self.total_iters
@@ -168,7 +163,7 @@ class ConstantLR(Factor):
     def __init__(
         self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
     ) -> None:
-        check_number(self._name, "factor", factor, below=math.nextafter(1.0, 2.0))
+        check_number(self._name, "factor", factor, high=1.0)
         check_integer(self._name, "total_iters", total_iters)
         self._factor, self.total_iters = factor, total_iters
         self._begin(optimizer, last_epoch)

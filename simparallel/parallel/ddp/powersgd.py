@@ -18,7 +18,7 @@ import numpy as np
 from simparallel import collectives
 from simparallel.arrays.host.sums import wider
 from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host, views_of
-from simparallel.base.checks import check_count, check_integer
+from simparallel.base.checks import check_count, check_integer, check_number
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work
 from simparallel.errors import InputError, StateDictError
@@ -66,10 +66,8 @@ class PowerSGDState:
         self.matrix_approximation_rank = check_count(who, "matrix_approximation_rank", matrix_approximation_rank)
         self.start_powerSGD_iter = check_integer(who, "start_powerSGD_iter", start_powerSGD_iter)
         self.random_seed = check_integer(who, "random_seed", random_seed)
-        if not min_compression_rate > 0:
-            raise InputError(f"PowerSGDState: min_compression_rate={min_compression_rate!r} must be more than 0.")
         self.process_group = process_group
-        self.min_compression_rate = min_compression_rate
+        self.min_compression_rate = check_number(who, "min_compression_rate", min_compression_rate, above=0.0)
         self.use_error_feedback, self.warm_start = bool(use_error_feedback), bool(warm_start)
         self.iter = 0
         self._factors: dict[int, _Factors] = {}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simparallel.base.checks import check_choice, check_integer
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.errors import InputError
 
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -125,11 +125,9 @@ def _check(settings: Mapping[str, Mapping[str, Any]], on: set[str]) -> None:
     freeze, reduce = settings["grad_freeze"], settings["dim_reduce"]
     if freeze["freeze_type"] not in (0, 1):
         raise InputError(f"grad_freeze: freeze_type={freeze['freeze_type']!r} must be 0 or 1.")
-    if not 0 < freeze["freeze_p"] < 1:
-        raise InputError(f"grad_freeze: freeze_p={freeze['freeze_p']!r}, the share of FULL steps, must be in (0, 1).")
+    check_number("grad_freeze", "freeze_p", freeze["freeze_p"], below=1.0, above=0.0)
     for name in ("rho", "gamma", "alpha", "sigma"):
-        if not isinstance(reduce[name], (int, float)) or not 0 < reduce[name] < 1:
-            raise InputError(f"dim_reduce: {name}={reduce[name]!r} must be in (0, 1).")
+        check_number("dim_reduce", name, reduce[name], below=1.0, above=0.0)
     if "dim_reduce" in on and (reduce["pca_mat_path"] is None) == (reduce["weight_load_dir"] is None):
         raise InputError(
             "dim_reduce: give either pca_mat_path, a .npy file of (n_components, number of weights), or "
