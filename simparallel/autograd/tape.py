@@ -326,6 +326,32 @@ def _count_uses(root: Tensor) -> dict[int, int]:
     return uses
 
 
+def nodes_behind(results: Iterable[Tensor], start: int = 0, ends: dict[int, Source] | None = None) -> list[Node]:
+    """Return the nodes that lead to these results, without consumed ones and inputs that need no gradient.
+
+    Args:
+        results: Tensors.
+        start: the walk ends at leaves, and at nodes with numbers below this.
+        ends: gets these leaves and nodes, by id.
+    """
+    found: list[Node] = []
+    stack: list[Source] = list({id(x._node or x): x._node or x for x in results}.values())
+    seen = set(map(id, stack))
+    while stack:
+        source = stack.pop()
+        if not isinstance(source, Node) or source.number < start:
+            if ends is not None:
+                ends[id(source)] = source
+        elif source.ctx is not None:
+            found.append(source)
+            for x, needed in zip(source.inputs, source.ctx.needs, strict=True):
+                # A leaf may be pushed again.
+                if needed and not (isinstance(x, Node) and id(x) in seen):
+                    seen.add(id(x))
+                    stack.append(x)
+    return found
+
+
 def may_run_backward(root: Tensor) -> bool:
     """Return whether `run_backward` accepts this tensor: its graph is not consumed, and what it needs not changed."""
     try:

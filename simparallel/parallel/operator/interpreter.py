@@ -80,7 +80,7 @@ class Sharder:
 
 
 class CompiledMove(Reversible):
-    """A redistribution, compiled for this rank; also the op of its tape node, as it keeps no state."""
+    """A redistribution, compiled for this rank; also the op of its node in the autograd graph, as it keeps no state."""
 
     sums_result = True
 

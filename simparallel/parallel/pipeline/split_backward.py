@@ -2,7 +2,7 @@
 
 Between ranks only the input's gradient is on the critical path (Qi et al. 2023, "Zero bubble pipeline parallelism",
 arXiv 2401.10241). Every op computes the gradients that its context asks for, so it is asked twice. A part that is
-recomputed runs again once: what is left for later are ops of its new tape.
+recomputed runs again once: what is left for later are nodes of the graph that this run records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Tensor, run_backward
-from simparallel.autograd.tape import Node, Reversible
+from simparallel.autograd.tape import Node, Reversible, nodes_behind
 from simparallel.backend import Array, get_namespace
 
 Deliver = Callable[[Tensor, Array], None]
@@ -94,17 +94,12 @@ def input_gradient(root: Tensor, seed: Array, leaves: Sequence[Tensor], deliver:
 
 def _defer(root: Tensor, wanted: set[int], late: list[Late]) -> None:
     """Make all ops that lead to `root` keep the gradients of their leaves, except the wanted ones, for later."""
-    stack, seen = [root._node], set()
-    while stack:
-        node = stack.pop()
-        if node is None or id(node) in seen or node.ctx is None:
-            continue
-        seen.add(id(node))
+    for node in nodes_behind([root]):
+        assert node.ctx is not None
         needs = node.ctx.needs
         of_leaves = tuple(
             n and not isinstance(x, Node) and id(x) not in wanted for x, n in zip(node.inputs, needs, strict=True)
         )
-        stack += [x for x, needed in zip(node.inputs, needs, strict=True) if needed and isinstance(x, Node)]
         if True in of_leaves:
             node.op = _First(node, of_leaves, late)  # type: ignore[assignment]
             node.ctx.needs = tuple(n and not leaf for n, leaf in zip(needs, of_leaves, strict=True))

@@ -63,7 +63,7 @@ class StoredInterpreter(AbstractOfGroup, ShardedInterpreter):
 
 
 class WholeInterpreter(AbstractOfGroup):
-    """Runs ops on whole parameters among themselves; refuses to combine them with activations on the tape."""
+    """Runs ops whose inputs are all whole parameters; refuses other inputs where a parameter needs a gradient."""
 
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the arrays of its inputs; a result that is not a number has this interpreter, too.
