@@ -58,7 +58,7 @@ class _Front(MetaPathFinder, InspectLoader):
         spec = module.__spec__
         if spec is not None and spec.origin is not None:  # as `find_spec` made it
             sys.modules[module.__name__] = import_module(spec.origin)
-        # A front imports modules of its own, which programs reach as attributes.
+        # Importing a front imports its submodules, too, which programs reach as attributes.
         for inside, front in [*sys.modules.items()]:
             if f"{inside}.".startswith(f"{_HERE}.{self.framework}."):
                 # The import system uses the entry of sys.modules, so both names of a module mean one object.

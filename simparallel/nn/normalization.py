@@ -187,7 +187,7 @@ class LayerNorm(AbstractTailNorm):
         normalized_shape: the sizes of those dims; an integer for one.
         eps: added to the variance.
         elementwise_affine: whether the layer has a weight.
-        bias: whether the layer has a bias beside the weight; without a weight it has none.
+        bias: whether the layer has a bias; without a weight it has none.
         dtype: floating-point dtype of the parameters.
         weight_init, bias_init: initial values, see `nn.initializer`; None for 1 and 0.
 

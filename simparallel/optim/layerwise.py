@@ -209,7 +209,8 @@ class LAMB(Layerwise, Adam):
 
     def work(self, group: Group) -> tuple[int, int]:
         adapt = bool(group["adapt"])
-        # As Adam, but for a product and a quotient instead of one product; read and write also for both norms.
+        # m 3, v 4, denominator 3, quotients 2, update 2, two norms 4; read grad, read and write p, m and v, and for the
+        # norms read p and r
         return 14 + 2 * bool(group["weight_decay"]) + 4 * adapt, 7 + 2 * adapt
 
 

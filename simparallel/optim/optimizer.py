@@ -179,7 +179,7 @@ class Optimizer:
         raise TypeError(f"{self._name} has no work(group): define it to return (flops, memory accesses) of an element.")
 
     def matrix_work(self, param: Tensor, group: Group) -> tuple[int, int]:
-        """Return flops and bytes moved of products of whole matrices, which are events of their own."""
+        """Return flops and bytes of the matrix products of one update, which get separate events on the clock."""
         return 0, 0
 
     @property

@@ -19,9 +19,10 @@ def check_each(who: str, name: str, values: Iterable[int]) -> None:
 
 
 class Relative(LRScheduler):
-    """Base of schedulers that compute rates in closed form, but continue from a rate that was set elsewhere.
+    """Base of schedulers that compute rates in closed form, from the initial rate and the number of the step.
 
-    If the rate was set by hand or by another scheduler, the next one is derived from the current rate, as in PyTorch.
+    If a program or another scheduler has changed the rate, the next one is derived from the current rate, as in
+    PyTorch.
     """
 
     def _first(self, i: int) -> float:

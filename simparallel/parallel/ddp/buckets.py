@@ -192,7 +192,7 @@ def empty_like(like: Array, size: int, communicator: Communicator, dtype: Any = 
 def partition(tensors: Sequence[Tensor], cap_bytes: float, first_cap_bytes: float | None = None) -> list[list[Tensor]]:
     """Split tensors, in their order, where a part would exceed its cap, and where dtype or device change.
 
-    A tensor that is larger than the cap is a part of its own.
+    A tensor that is larger than the cap is a part alone.
     """
     parts: list[list[Tensor]] = []
     filled = 0

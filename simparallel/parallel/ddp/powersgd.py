@@ -174,7 +174,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
     factors.note("PowerSGD.compress", start_ns, 1)
     rest: Work | None = None
     if factors.rest.size:
-        # Vectors and small tensors travel beside P, in one message of their own.
+        # Vectors and small tensors are reduced whole, in a separate message while P is sent.
         rest = collectives.all_reduce(factors.rest, "mean", group, async_op=True)
     work = collectives.all_reduce(factors.all_p, "mean", group, async_op=True)
 

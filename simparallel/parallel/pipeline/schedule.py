@@ -425,7 +425,7 @@ def pipeline_schedule(name: str, ranks: int = 4, microbatches: int = 8, chunks: 
         name: of a schedule, such as "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipe" or "chimera", or
             PyTorch's or MindSpore's name of one; in upper or lower case. The error for an unknown name lists all.
         ranks, microbatches: their numbers.
-        chunks: stages of a rank, for looped schedules; None for 2 there, and elsewhere for the schedule's own number.
+        chunks: stages of a rank, for looped schedules; None for 2 there; other schedules have a fixed number.
 
     Raises:
         InputError: an unknown name, or numbers that the schedule does not allow. Fact: `field`.

@@ -4,7 +4,7 @@ Every rank runs the same lines of Python. A value belongs to the stage of the ch
 an op that stands between the children to the latest stage of its inputs; inputs of the model and constants belong to
 none, because every rank has them. Ops of the running stage compute. Those of other stages give tensors without data,
 which have a shape and a stage. A value that a later stage needs is sent there directly from its own stage, so a model
-may be any Module, with skip connections, and with code of its own between its children.
+may be any Module, with skip connections, and with code between the calls of its children.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class StageForward(AbstractInterpreter):
         return self._own_result(op, moved, {})
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
-        """Run a part that is recomputed in backward: on this stage by a checkpoint of its own.
+        """Run a part that is recomputed in backward: on this stage by a separate checkpoint.
 
         Warns:
             UserWarning: the part is not a child that stages name, so its activations are kept.

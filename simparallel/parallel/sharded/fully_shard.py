@@ -193,7 +193,7 @@ class FullySharded(Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         group, interpreter = self._sharded, grad_mode.interpreter
         run = super().forward
-        # Without parameters of its own it takes no part in a pipeline, or in a plan.
+        # A module whose parameters all belong to other groups takes no part in a pipeline, or in a plan.
         if self._is_running or (interpreter is not None and not group.parameters):
             return run(*inputs, **kwargs)
         now = order()

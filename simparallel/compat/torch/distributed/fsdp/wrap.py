@@ -1,4 +1,4 @@
-"""`torch.distributed.fsdp.wrap`: which parts of a model are groups of their own."""
+"""`torch.distributed.fsdp.wrap`: which modules of a model become separate groups."""
 
 from __future__ import annotations
 
