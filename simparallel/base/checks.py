@@ -41,11 +41,11 @@ def check_number(
         return value
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not is_number or not (low <= value < below and above < value <= high):
-        most = f"a number below {below:g}" if below < math.inf else f"a number of {high:g} or less"
-        kind = "a finite number" if below == high == math.inf else most
-        least = f"at least {low:g}" if above < low else f"above {above:g}"
+        most = f"a number below {below:g}" if below < math.inf else f"a number of at most {high:g}"
+        least = f" and above {above:g}" if above > -math.inf else f" and at least {low:g}" if low > -math.inf else ""
+        kind = f"{'a finite number' if below == high == math.inf else most}{least}"
         hint = "" if is_number or not hasattr(value, "item") else "; use item()"
-        raise InputError(f"{who}: {name}={value!r} must be {kind} and {least}{hint}.")
+        raise InputError(f"{who}: {name}={value!r} must be {kind}{hint}.")
     return float(value)
 
 

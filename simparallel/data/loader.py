@@ -213,7 +213,7 @@ class DataLoader:
                 yield self._transformed(default_collate(samples), chosen, epoch)
 
     def _transformed(self, batch: Any, chosen: np.ndarray, epoch: int) -> Any:
-        """Transform the first field of the batch."""
+        """Return the batch with its first field transformed; `chosen` are the numbers of its samples."""
         if self.transform is None:
             return batch
         first = next(iter(batch), None) if isinstance(batch, tuple) else None

@@ -53,7 +53,13 @@ def optimizers_of(params: Iterable[Tensor] | None = None) -> list[Optimizer]:
 
 
 def _compute(key: tuple[Any, ...], calls: list[Any]) -> None:
-    """Compute updates on a GPU with the same function and settings."""
+    """Compute updates of parameters on a GPU in one kernel.
+
+    Args:
+        key: what they share: the function of `_apply`, the dtype to compute in, whether the gradients are scaled, and
+            the settings.
+        calls: for each parameter its arrays and its numbers, see `for_each`.
+    """
     compute, dtype, is_scaled, settings = key
     for_each(in_one_kernel, calls, update=compute, dtype=dtype, scaled=is_scaled, **dict(settings))
 

@@ -329,7 +329,7 @@ class RandomResizedCrop(RandomTransform):
         self._resize = Resize(self.size, interpolation, is_hwc)
 
     def _numbers(self, index: np.ndarray, epoch: int) -> np.ndarray:
-        """Draw sample by sample, without a cache: it would take 176 bytes per sample."""
+        """Return a row of random numbers in 0 … 1 for each sample; not cached, which would take 176 bytes a sample."""
         # Two numbers for each attempt, and two for the position.
         count, stream = 2 * self.max_attempts + 2, f"{self.stream}/{epoch}"
         # Each sample has its own range of the stream, so its numbers do not depend on the batch.

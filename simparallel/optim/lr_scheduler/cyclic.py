@@ -275,7 +275,7 @@ class OneCycleLR(MomentumScheduler):
         return self._at(number, self._momentums[i])
 
     def _at(self, number: int, levels: tuple[float, float, float]) -> float:
-        """Interpolate between these levels at a step."""
+        """Return the value of the curve at step `number`; `levels` are the values at LAST, FIRST and TOP."""
         # Find the segment of the curve that contains the step.
         i = 1
         while number > self._points[i][0] and i < len(self._points) - 1:
@@ -289,7 +289,7 @@ class OneCycleLR(MomentumScheduler):
 
 
 def _points(pct_start: float, total_steps: int, three_phase: bool) -> list[Point]:
-    """Return the turning points of the curve."""
+    """Return the turning points of the curve, for the arguments of `OneCycleLR`."""
     # Steps count from 0, so the top is one less than its share of the steps; the way back is as long as the way up.
     top = pct_start * total_steps - 1
     back = [(2 * pct_start * total_steps - 2, FIRST)] if three_phase else []

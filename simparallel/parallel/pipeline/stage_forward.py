@@ -265,7 +265,7 @@ class StageForward(AbstractInterpreter):
         return found
 
     def _remote(self, module: Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a child of another stage: its ops give tensors without data."""
+        """Return the result of a child of another stage: Tensors without data, marked with the stage."""
         around, self._around = self._around, stage
         # Restored afterwards: a norm would write its statistics.
         buffers = [(each, dict(each._buffers)) for each in module.modules()]
@@ -277,7 +277,10 @@ class StageForward(AbstractInterpreter):
                 each._buffers.update(before)
 
     def _own_result(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a function of this stage, with no interpreter around its ops."""
+        """Return the result of a function of this stage, whose Tensors are marked as the stage's own.
+
+        Its ops run without this interpreter.
+        """
         given = {id(x) for x in (*args, *kwargs.values())}
 
         def mark(x: Any) -> Any:
