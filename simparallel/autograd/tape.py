@@ -83,6 +83,26 @@ class FlatSlice(Reversible):
         return self._text
 
 
+class BackwardOp(Reversible):
+    """An op whose backward is a function, and the context of this op.
+
+    Args:
+        run_backward: takes the context and the gradient of the result; returns those of the inputs.
+        needs: for each input whether it needs a gradient.
+    """
+
+    def __init__(self, run_backward: Callable[[Any, Array], Sequence[Array | None]], needs: tuple[bool, ...]) -> None:
+        self.run_backward, self.needs = run_backward, needs
+
+
+def node_of(
+    inputs: Sequence[Tensor], run_backward: Callable[[Any, Array], Sequence[Array | None]], needs: Sequence[bool] = ()
+) -> Node:
+    """Return a node of these inputs whose backward is a function, see `BackwardOp`; by default all need a gradient."""
+    op: Any = BackwardOp(run_backward, tuple(needs) or (True,) * len(inputs))
+    return Node(op, op, inputs)
+
+
 class Node:
     """One operation on the tape, which knows of its result only what backward needs.
 

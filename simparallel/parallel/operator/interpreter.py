@@ -26,7 +26,7 @@ from simparallel import collectives
 from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Context, Op, Redistribute, Tensor, running_backward
 from simparallel.autograd.interpreter import NamedInterpreter
-from simparallel.autograd.tape import Node, Reversible, grad_mode
+from simparallel.autograd.tape import Node, Reversible, grad_mode, node_of
 from simparallel.backend import Array, get_namespace, has_data, is_array
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
@@ -473,25 +473,14 @@ class ShardedInterpreter(NamedInterpreter):
 SHARDED = ShardedInterpreter("SHARDED")
 
 
-class _Relabel(Reversible):
-    """The autograd op of a tensor whose memory is relabelled as a slice, or as a plain tensor."""
-
-    needs = (True,)
-
-    def __init__(self, carry: Callable[[Any], Any] | None) -> None:
-        self._carry = carry
-
-    def run_backward(self, ctx: Any, dy: Any) -> tuple[Any]:
-        return (dy if self._carry is None else self._carry(dy),)
-
-
 def relabelled(x: Tensor, place: Placement | None, carry: Callable[[Any], Any] | None) -> Tensor:
     """Return the memory of x as a slice of a sharded tensor; as a plain tensor, if `place` is None.
 
     `carry` takes the gradient back to the layout of x; None if it has that already.
     """
-    step = _Relabel(carry)
-    node = Node(step, step, (x,)) if grad_mode.enabled and x.requires_grad else None  # type: ignore[arg-type]
+    node = None
+    if grad_mode.enabled and x.requires_grad:
+        node = node_of((x,), lambda ctx, dy: (dy if carry is None else carry(dy),))
     return Tensor._result(x.data, node, None, place, None if place is None else SHARDED)
 
 

@@ -10,28 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Tensor, run_backward
-from simparallel.autograd.tape import Node, Reversible, nodes_behind
+from simparallel.autograd.tape import Node, Reversible, node_of, nodes_behind
 from simparallel.backend import Array, get_namespace
 
 Deliver = Callable[[Tensor, Array], None]
 # An op, the inputs whose gradients are still to be computed, and the gradient of its result.
 Late = tuple[Node, tuple[bool, ...], Array]
-
-
-class _JoinedRoots(Reversible):
-    """The autograd op that joins several tensors to one root of their backward."""
-
-    def __init__(self, gradients: Sequence[Array]) -> None:
-        self._gradients = gradients
-
-    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array]:
-        return self._gradients
 
 
 def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array]:
@@ -40,8 +29,7 @@ def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array
         return ends[0]
     zero = xp.zeros((), np.float32)
     tensors, gradients = [x for x, _ in ends], [gradient for _, gradient in ends]
-    node = Node(_JoinedRoots(gradients), SimpleNamespace(needs=(True,) * len(ends)), tensors)  # type: ignore[arg-type]
-    return Tensor._result(zero, node if ends else None), zero
+    return Tensor._result(zero, node_of(tensors, lambda ctx, dy: gradients) if ends else None), zero
 
 
 class _First(Reversible):
