@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.errors import InputError, SimParallelError
+from simparallel.errors import InputError, SimParallelError, StateDictError
 
 
 def is_integer(value: Any) -> bool:
@@ -47,6 +47,13 @@ def check_number(
         hint = "" if is_number or not hasattr(value, "item") else "; use item()"
         raise InputError(f"{who}: {name}={value!r} must be {kind}{hint}.")
     return float(value)
+
+
+def check_state(who: str, state: Collection[str], names: Collection[str]) -> None:
+    """Raise StateDictError unless a saved state has exactly these names."""
+    if set(state) != set(names):
+        has, wanted = (", ".join(map(repr, sorted(each))) or "nothing" for each in (state, names))
+        raise StateDictError(f"{who}: the state has {has}, expected {wanted}; give what {who}.state_dict() returned.")
 
 
 def check_choice(who: str, name: str, value: Any, known: Collection[str]) -> None:

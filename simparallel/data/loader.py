@@ -11,14 +11,14 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import get_namespace, is_array
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_integer, check_state
 from simparallel.base.units import format_object, format_type_of
 from simparallel.clock.recorder import current_recorder
 from simparallel.data.dataset import Dataset
 from simparallel.data.delivery import delivered
 from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler
 from simparallel.data.transforms import apply
-from simparallel.errors import InputError, ShapeError, StateDictError
+from simparallel.errors import InputError, ShapeError
 
 
 class DataLoader:
@@ -136,8 +136,7 @@ class DataLoader:
             InputError: a bad number.
         """
         own = self.state_dict()
-        if set(state_dict) != set(own):
-            raise StateDictError(f"DataLoader: the state has {sorted(state_dict)}, expected {sorted(own)}.")
+        check_state("DataLoader", state_dict, own)
         epoch, position = (check_integer("DataLoader", n, state_dict[n], 0) for n in ("epoch", "position"))
         if "sampler" in state_dict:
             self.sampler.load_state_dict(state_dict["sampler"])

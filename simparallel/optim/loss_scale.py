@@ -14,9 +14,9 @@ from simparallel.arrays.seam import for_each, totals
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace, has_data
-from simparallel.base.checks import check_count, check_number
+from simparallel.base.checks import check_count, check_number, check_state
 from simparallel.clock.recorder import observer_of
-from simparallel.errors import InputError, StateDictError
+from simparallel.errors import InputError
 from simparallel.optim.blocks import widened
 from simparallel.optim.norms import over_slices, scale
 from simparallel.optim.optimizer import Optimizer
@@ -47,11 +47,7 @@ class LossScaleManager:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load another manager's state. Raises StateDictError if the names differ."""
-        if set(state_dict) != set(vars(self)):
-            raise StateDictError(
-                f"{type(self).__name__}: the state has {', '.join(sorted(state_dict)) or 'nothing'}, expected "
-                f"{', '.join(sorted(vars(self)))}. The state belongs to another loss-scale manager."
-            )
+        check_state(type(self).__name__, state_dict, vars(self))
         vars(self).update(state_dict)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from simparallel import collectives
 from simparallel.arrays.host.sums import wider
 from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host, views_of
-from simparallel.base.checks import check_count, check_integer, check_number
+from simparallel.base.checks import check_count, check_integer, check_number, check_state
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work
 from simparallel.errors import InputError, StateDictError
@@ -103,11 +103,7 @@ class PowerSGDState:
 
         Collective: no.
         """
-        wanted = set(self.state_dict())
-        if set(state_dict) != wanted:
-            raise StateDictError(
-                f"PowerSGDState: state with {', '.join(sorted(state_dict))}; needs {', '.join(sorted(wanted))}."
-            )
+        check_state("PowerSGDState", state_dict, self.state_dict())
         rank = state_dict["matrix_approximation_rank"]
         if rank != self.matrix_approximation_rank:
             raise StateDictError(
