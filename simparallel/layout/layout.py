@@ -74,28 +74,24 @@ class Layout:
             mesh = Mesh(sizes, names, tuple(rank_list))
         else:
             raise LayoutError(f"Layout: rank_list={rank_list!r} must be a list of integers.")
-        self._set(device_matrix, alias_name, mesh.ranks, None, (), ())
-        # Fill the cached property now: layouts of equal axes share a mesh, and with it the cached groups.
-        self.__dict__["mesh"] = mesh
+        self._set(mesh, device_matrix, alias_name, mesh.ranks, None, (), ())
 
     @classmethod
     def of_mesh(cls, mesh: Mesh) -> Layout:
         """Make the Layout of a mesh, not yet called; it shares the mesh and its groups."""
         new = cls.__new__(cls)
-        new._set(mesh.shape, mesh.axis_names, mesh.ranks, None, (), ())
-        new.__dict__["mesh"] = mesh
+        new._set(mesh, mesh.shape, mesh.axis_names, mesh.ranks, None, (), ())
         return new
 
-    def _set(self, *values: Any) -> None:
-        for name, value in zip(self.__dataclass_fields__, values, strict=True):
-            # The dataclass is frozen, so plain assignment would fail.
-            object.__setattr__(self, name, value)
+    def _set(self, mesh: Mesh, *values: Any) -> None:
+        """Set all fields, and `mesh`: layouts of equal axes share a mesh, and with it the cached groups."""
+        # The dataclass is frozen, so plain assignment would fail.
+        vars(self).update(zip(self.__dataclass_fields__, values, strict=True), mesh=mesh)
 
     def _derive(self, tensor_map: TensorMap, partial: tuple[str, ...], nested: tuple[str, ...] = ()) -> Layout:
-        # Without __init__: the axes are valid already. Share the mesh, which caches the groups.
+        # Without __init__: the axes are valid already.
         new = Layout.__new__(Layout)
-        new._set(self.device_matrix, self.alias_name, self.rank_list, tensor_map, partial, nested)
-        new.__dict__["mesh"] = self.mesh
+        new._set(self.mesh, self.device_matrix, self.alias_name, self.rank_list, tensor_map, partial, nested)
         return new
 
     def __hash__(self) -> int:

@@ -83,7 +83,6 @@ class Schedule:
         actions = tuple(tuple(each) for each in self.actions)
         if len(actions) != self.ranks:
             raise InputError(f"Schedule: {len(actions)} lists for {self.ranks} ranks.", field="actions")
-        object.__setattr__(self, "actions", actions)
         cells = tuple(
             tuple(read_cell(text, f"rank {rank}, cell {number}") for number, text in enumerate(each))
             for rank, each in enumerate(actions)
@@ -91,7 +90,7 @@ class Schedule:
         count = self.num_stages
         halves = range(count // 2), range(count // 2, count)
         chains = halves if self.placement == BIDIRECTIONAL else (range(count),)
-        object.__setattr__(self, "_lists", PipelineOrder(cells, chains))
+        vars(self).update(actions=actions, _lists=PipelineOrder(cells, chains))
 
     @property
     def num_stages(self) -> int:
