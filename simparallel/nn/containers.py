@@ -118,7 +118,7 @@ class AbstractModuleSequence(Module):
     def _check_modules(self, modules: Iterable[Any]) -> None:
         for module in modules:
             if not isinstance(module, Module):
-                raise InputError(f"{type(self).__name__}: {type(module).__name__} is not a Module.")
+                raise InputError(f"{type(self).__name__}: {type(module).__name__} is not a Module; give nn.Modules.")
 
     def _out_of_range(self, index: int) -> OutOfRangeError:
         return OutOfRangeError(f"{type(self).__name__}: index {index} is out of range for {len(self)} modules.")

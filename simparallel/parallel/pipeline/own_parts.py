@@ -57,7 +57,7 @@ class StageModule(Module):
 
 
 class _Absent(Module):
-    """A stand-in for a stage of another rank, which gives values without data."""
+    """The module in place of a stage of another rank: its results have the shapes and dtypes `results`, and no data."""
 
     results: Specs = ()
 
