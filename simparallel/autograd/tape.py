@@ -355,8 +355,10 @@ def nodes_behind(results: Iterable[Tensor], start: int = 0, ends: dict[int, Sour
         ends: gets these leaves and nodes, by id.
     """
     found: list[Node] = []
-    stack: list[Source] = list({id(x._node or x): x._node or x for x in results}.values())
+    stack: list[Source] = [x._node or x for x in results]
     seen = set(map(id, stack))
+    if len(seen) < len(stack):
+        stack = list({id(x): x for x in stack}.values())
     while stack:
         source = stack.pop()
         if not isinstance(source, Node) or source.number < start:
@@ -365,9 +367,10 @@ def nodes_behind(results: Iterable[Tensor], start: int = 0, ends: dict[int, Sour
         elif source.ctx is not None:
             found.append(source)
             for x, needed in zip(source.inputs, source.ctx.needs, strict=True):
-                # A leaf may be pushed again.
-                if needed and not (isinstance(x, Node) and id(x) in seen):
-                    seen.add(id(x))
+                if needed and id(x) not in seen:
+                    # A leaf may be pushed again.
+                    if isinstance(x, Node):
+                        seen.add(id(x))
                     stack.append(x)
     return found
 
