@@ -15,8 +15,9 @@ import numpy as np
 import simparallel as sp
 from simparallel.errors import InputError
 from simparallel.layout.fewest_waits import estimate_s, gathering, plan_quick_redistribution
-from simparallel.layout.layout import Layout, from_strategy
+from simparallel.layout.layout import Layout
 from simparallel.layout.redistribution import Redistribution, plan_redistribution, plan_with_whole_sums
+from simparallel.layout.strategy import layout_of_cuts
 from simparallel.parallel.operator.interpreter import sharder
 from simparallel.parallel.operator.redistribute import compile_moves
 
@@ -30,11 +31,11 @@ def cases(ranks: int) -> dict[str, tuple[Layout, Layout]]:
     half = ranks // 2
     grid = Layout((2, half), ("a", "b"))
     return {
-        "2 x p/2 to columns": (from_strategy((2, half), ranks), from_strategy((1, ranks), ranks)),
-        "2 x p/2 to p/2 x 2": (from_strategy((2, half), ranks), from_strategy((half, 2), ranks)),
+        "2 x p/2 to columns": (layout_of_cuts((2, half), ranks), layout_of_cuts((1, ranks), ranks)),
+        "2 x p/2 to p/2 x 2": (layout_of_cuts((2, half), ranks), layout_of_cuts((half, 2), ranks)),
         "a, b to b, a": (grid("a", "b"), grid("b", "a")),
-        "rows to every other": (from_strategy((half, 1), ranks), from_strategy((half, 1), ranks, "left")),
-        "rows to columns": (from_strategy((ranks, 1), ranks), from_strategy((1, ranks), ranks)),
+        "rows to every other": (layout_of_cuts((half, 1), ranks), layout_of_cuts((half, 1), ranks, "left")),
+        "rows to columns": (layout_of_cuts((ranks, 1), ranks), layout_of_cuts((1, ranks), ranks)),
         "sum to rows": (grid("a", "None").with_partial("b"), grid(("b", "a"), "None")),
         "sum over a, b to rows by a": (grid("None", "None").with_partial(("a", "b")), grid("a", "None")),
         "sum to columns": (grid("a", "None").with_partial("b"), grid("None", ("a", "b"))),

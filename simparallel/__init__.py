@@ -173,8 +173,3 @@ def _later(name: str) -> Any:
 
 
 answer_unknown_names(__name__, _later, imports=True)
-
-
-def __dir__() -> list[str]:
-    """List the public names for tab completion: lazy ones included, this file's own imports left out."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

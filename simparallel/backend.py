@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -112,6 +113,12 @@ def assign(array: Array, key: Any, value: Array) -> Array:
         array[key] = value
         return array
     return without_data(array)
+
+
+def views_of(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """Return the parts of a flat array, one after another, in these shapes: no copies."""
+    starts = pairwise([0, *accumulate(math.prod(shape) for shape in shapes)])
+    return [flat[start:stop].reshape(shape) for (start, stop), shape in zip(starts, shapes, strict=True)]
 
 
 def without_data(array: Array) -> Array:

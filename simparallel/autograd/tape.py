@@ -83,6 +83,26 @@ class FlatSlice(Reversible):
         return self._text
 
 
+class BackwardOp(Reversible):
+    """An op whose backward is a function, and the context of this op.
+
+    Args:
+        run_backward: takes the context and the gradient of the result; returns those of the inputs.
+        needs: for each input whether it needs a gradient.
+    """
+
+    def __init__(self, run_backward: Callable[[Any, Array], Sequence[Array | None]], needs: tuple[bool, ...]) -> None:
+        self.run_backward, self.needs = run_backward, needs
+
+
+def node_of(
+    inputs: Sequence[Tensor], run_backward: Callable[[Any, Array], Sequence[Array | None]], needs: Sequence[bool] = ()
+) -> Node:
+    """Return a node of these inputs whose backward is a function, see `BackwardOp`; by default all need a gradient."""
+    op: Any = BackwardOp(run_backward, tuple(needs) or (True,) * len(inputs))
+    return Node(op, op, inputs)
+
+
 class Node:
     """One operation on the tape, which knows of its result only what backward needs.
 
@@ -319,6 +339,35 @@ def _count_uses(root: Tensor) -> dict[int, int]:
                 if isinstance(source, Node):
                     stack.append(source)
     return uses
+
+
+def nodes_behind(results: Iterable[Tensor], start: int = 0, ends: dict[int, Source] | None = None) -> list[Node]:
+    """Return the nodes that lead to these results, without consumed ones and inputs that need no gradient.
+
+    Args:
+        results: Tensors.
+        start: the walk ends at leaves, and at nodes with numbers below this.
+        ends: gets these leaves and nodes, by id.
+    """
+    found: list[Node] = []
+    stack: list[Source] = [x._node or x for x in results]
+    seen = set(map(id, stack))
+    if len(seen) < len(stack):
+        stack = list({id(x): x for x in stack}.values())
+    while stack:
+        source = stack.pop()
+        if not isinstance(source, Node) or source.number < start:
+            if ends is not None:
+                ends[id(source)] = source
+        elif source.ctx is not None:
+            found.append(source)
+            for x, needed in zip(source.inputs, source.ctx.needs, strict=True):
+                if needed and id(x) not in seen:
+                    # A leaf may be pushed again.
+                    if isinstance(x, Node):
+                        seen.add(id(x))
+                    stack.append(x)
+    return found
 
 
 def may_run_backward(root: Tensor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from simparallel.autograd.hooks import changed_by
-from simparallel.autograd.tape import Node, Reversible, run_backward
+from simparallel.autograd.tape import node_of, run_backward
 from simparallel.autograd.tensor import Tensor, as_tensor, seed_of
 from simparallel.backend import Array, get_namespace
 from simparallel.base.units import format_type_of
@@ -117,29 +117,16 @@ def value_and_grad(
     return value_and_gradients
 
 
-class _Together(Reversible):
-    """The tape's entry for several results of a function, each with the cotangent 1 for every element."""
-
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
-        self.needs = tuple(output.requires_grad for output in outputs)
-        self._outputs = tuple(outputs)
-
-    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        return [get_namespace(y.data).ones_like(y.data) if y.requires_grad else None for y in self._outputs]
-
-    def __repr__(self) -> str:
-        return f"{WHO} of {len(self._outputs)} results"
-
-
 def _together(outputs: Sequence[Tensor]) -> Tensor:
     """Return a Tensor with the gradients of the sum of all elements of all outputs; its value is 0, not the sum."""
     for output in outputs:
         if output.requires_grad and not output.shape:
             # Called for its check that the loss is finite.
             seed_of(output, None, True)
-    first, all_of_them = outputs[0].data, _Together(outputs)
-    node = Node(all_of_them, all_of_them, tuple(outputs)) if any(all_of_them.needs) else None  # type: ignore[arg-type]
-    return Tensor._result(get_namespace(first).zeros((), "float32"), node)
+    xp, needs = get_namespace(outputs[0].data), tuple(y.requires_grad for y in outputs)
+    ones = [xp.ones_like(y.data) if y.requires_grad else None for y in outputs]
+    node = node_of(outputs, lambda ctx, dy: ones, needs) if any(needs) else None
+    return Tensor._result(xp.zeros((), "float32"), node)
 
 
 def _of_all(fn: Any, value: Sequence[Any]) -> str:

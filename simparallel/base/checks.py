@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.errors import InputError, SimParallelError
+from simparallel.errors import InputError, SimParallelError, StateDictError
 
 
 def is_integer(value: Any) -> bool:
@@ -32,16 +32,29 @@ def check_count(who: str, name: str, value: Any) -> int:
     return check_integer(who, name, value, 1)
 
 
-def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
-    """Raise InputError unless `value` is a real number with low <= value < below."""
+def check_number(
+    who: str, name: str, value: Any, low: float = 0.0, below: float = math.inf, *, above: float = -math.inf,
+    high: float = math.inf,
+) -> float:  # fmt: skip
+    """Return `value` as a float. Raise InputError unless it is a real number in [low, below) and (above, high]."""
     # The fast path: optimizers check in every step.
-    if type(value) is float and low <= value < below:
-        return
+    if type(value) is float and low <= value < below and above < value <= high:
+        return value
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not is_number or not low <= value < below:
-        kind = "a finite number" if below == math.inf else f"a number below {below:g}"
+    if not is_number or not (low <= value < below and above < value <= high):
+        most = f"a number below {below:g}" if below < math.inf else f"a number of at most {high:g}"
+        least = f" and above {above:g}" if above > -math.inf else f" and at least {low:g}" if low > -math.inf else ""
+        kind = f"{'a finite number' if below == high == math.inf else most}{least}"
         hint = "" if is_number or not hasattr(value, "item") else "; use item()"
-        raise InputError(f"{who}: {name}={value!r} must be {kind} and at least {low:g}{hint}.")
+        raise InputError(f"{who}: {name}={value!r} must be {kind}{hint}.")
+    return float(value)
+
+
+def check_state(who: str, state: Collection[str], names: Collection[str]) -> None:
+    """Raise StateDictError unless a saved state has exactly these names."""
+    if set(state) != set(names):
+        has, wanted = (", ".join(map(repr, sorted(each))) or "nothing" for each in (state, names))
+        raise StateDictError(f"{who}: the state has {has}, expected {wanted}; give what {who}.state_dict() returned.")
 
 
 def check_seconds(who: str, name: str, value: Any) -> float:

@@ -135,6 +135,8 @@ def attribute(owner: object, name: str, prefix: str = "") -> Any:
 def answer_unknown_names(module: str, find: Callable[[str], Any] | None = None, imports: bool = False) -> None:
     """Give a module a `__getattr__` whose errors have an `Answer`: AttributeError, and ImportError for `from … import`.
 
+    With an `__all__`, tab completion lists its names alone, without the module's imports.
+
     A call, and not an assignment in the module: for type checkers a module with `__getattr__` has every name.
 
     Args:
@@ -154,4 +156,7 @@ def answer_unknown_names(module: str, find: Callable[[str], Any] | None = None, 
             raise ImportError(Answer(module, name, imports, message), name=_shown(module))
         raise AttributeError(Answer(module, name, imports), name=name)
 
-    vars(sys.modules[module]).setdefault("__getattr__", __getattr__)
+    names = vars(sys.modules[module])
+    names.setdefault("__getattr__", __getattr__)
+    if "__all__" in names:
+        names.setdefault("__dir__", lambda: sorted({*names["__all__"], *(name for name in names if name[:2] == "__")}))

@@ -14,6 +14,21 @@ from simparallel.base.hints import FRONTS, Answer, answer_unknown_names
 from simparallel.errors import InputError
 
 _HERE = __name__.rpartition(".")[0]
+# module -> other modules of the framework with the same names, inside of it.
+_SAME = {
+    "mindspore.common": "api parameter tensor",
+    "mindspore.communication": "management",
+    "mindspore.dataset.transforms": "c_transforms py_transforms transforms",
+    "mindspore.dataset.vision": "c_transforms transforms",
+    "mindspore.nn": "cell_wrapper grad_reducer loss momentum optim optimizer wrap",
+    "mindspore.parallel": "algo_parameter_config auto_parallel nn parallel_cell_wrapper",
+    "mindspore.train": "amp callback loss_scale_manager metrics model serialization",
+    "torch.distributed": "distributed_c10d",
+    "torch.distributed.pipelining": "schedules stage",
+    "torch.nn": "modules",
+    "torch.optim": "optimizer",
+    "torch.utils.data": "dataloader dataset distributed",
+}
 
 
 class _Front(MetaPathFinder, InspectLoader):
@@ -28,9 +43,10 @@ class _Front(MetaPathFinder, InspectLoader):
         if name.partition(".")[0] != self.framework:
             return None
         package, _, last = name.rpartition(".")
-        # Some modules are this package's own, such as torch.nn.init.
-        own = getattr(sys.modules.get(package), last, None)
-        spec = find_spec(f"{_HERE}.{name}") or getattr(own, "__spec__", None)
+        # Some modules are attributes: this package's own, such as torch.nn.init, and those in `_SAME`.
+        parent = sys.modules.get(package)
+        own = getattr(parent, last, None)
+        spec = getattr(own, "__spec__", None) or find_spec(f"{parent.__name__ if parent else _HERE}.{last}")
         if spec is None:
             # Returning None would let other finders look for the real package.
             text = f"simparallel's front for {self.framework} has no module {name!r}"
@@ -42,14 +58,15 @@ class _Front(MetaPathFinder, InspectLoader):
         spec = module.__spec__
         if spec is not None and spec.origin is not None:  # as `find_spec` made it
             sys.modules[module.__name__] = import_module(spec.origin)
-        # A front imports modules of its own, which programs reach as attributes.
+        # Importing a front imports its submodules, too, which programs reach as attributes.
         for inside, front in [*sys.modules.items()]:
             if f"{inside}.".startswith(f"{_HERE}.{self.framework}."):
                 # The import system uses the entry of sys.modules, so both names of a module mean one object.
                 sys.modules[inside.removeprefix(f"{_HERE}.")] = front
                 # One file here may be a package of the framework: the hook is asked for what is inside.
                 vars(front).setdefault("__path__", [])
-                answer_unknown_names(inside, imports=True)
+                same = _SAME.get(inside.removeprefix(f"{_HERE}."), "").split()
+                answer_unknown_names(inside, dict.fromkeys(same, front).__getitem__, imports=True)
                 front.__class__ = vars(front).get("Settings", ModuleType)
 
     def get_code(self, fullname: str) -> CodeType | None:

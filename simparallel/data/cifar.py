@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from simparallel.data.dataset import ImageArrays
-from simparallel.data.source import Source, bad_file, find_root, open_file, open_source
+from simparallel.data.dataset import PublishedImages
+from simparallel.data.source import Source, bad_file, open_file, open_source
 from simparallel.errors import DataError
 
 SIDE, CHANNELS, NUM_CLASSES = 32, 3, 10
@@ -25,7 +25,7 @@ ARCHIVE = "cifar-10-binary.tar.gz"
 LARGEST_MEMBERS, LARGEST_OTHER_BYTES = 64, 1 << 20
 
 
-class CIFAR10(ImageArrays):
+class CIFAR10(PublishedImages):
     """32 x 32 colour images of ten classes: Krizhevsky 2009, "Learning multiple layers of features".
 
     Reads the folder `cifar-10-batches-bin` in `root`, or its files in `root` itself, or the
@@ -56,16 +56,8 @@ class CIFAR10(ImageArrays):
     # None accepts any number.
     records_per_file: ClassVar[int | None] = 10_000
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str] | None = None,
-        train: bool = True,
-        transform: Callable[..., Any] | None = None,
-        target_transform: Callable[..., Any] | None = None,
-        download: bool = False,
-    ) -> None:
-        base = find_root("CIFAR10", root)
-        files, archive = FILES[bool(train)], base / ARCHIVE
+    def _read(self, base: Path, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
+        files, archive = FILES[train], base / ARCHIVE
         # A folder counts only if it has all files of the part; the archive is the second choice.
         folder = next((f for f in (base / FOLDER, base) if all((f / name).is_file() for name in files)), None)
         if folder is None and download:
@@ -85,8 +77,7 @@ class CIFAR10(ImageArrays):
             text = f"{', '.join(files)} are neither in {base / FOLDER} nor in {base}, and there is no {archive}."
             raise bad_file(archive, f"{text} Pass the right root, or download=True.", who="CIFAR10")
         images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        super().__init__(images, labels, self.names, transform, target_transform)
-        self.train = bool(train)
+        return images, labels
 
 
 def read_cifar10(path: str | os.PathLike[str], num_records: int | None = 10_000) -> tuple[np.ndarray, np.ndarray]:

@@ -6,9 +6,11 @@ one look-up. This makes a loader fast without worker processes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import GenericAlias
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_array
 from simparallel.backend import Array
 from simparallel.base.units import format_object
+from simparallel.data.source import find_root
 from simparallel.data.transforms import apply
 from simparallel.errors import DTypeError, InputError, ShapeError
 
@@ -199,3 +202,25 @@ class ImageArrays:
         if self.target_transform is not None:
             labels = self.target_transform(labels)
         return (images, labels) if np.ndim(rows) else (images[0], labels[0])
+
+
+class PublishedImages(ImageArrays):
+    """A training or test set in files below a folder. A subclass reads them."""
+
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        train: bool = True,
+        transform: Callable[..., Any] | None = None,
+        target_transform: Callable[..., Any] | None = None,
+        download: bool = False,
+    ) -> None:
+        images, labels = self._read(find_root(type(self).__name__, root), bool(train), download)
+        super().__init__(images, labels, self.names, transform, target_transform)
+        self.train = bool(train)
+
+    def _read(self, base: Path, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return images and labels of the training or the test set in the folder `base`, fetched if asked for."""
+        raise TypeError(f"{type(self).__name__} does not define _read")

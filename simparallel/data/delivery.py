@@ -12,7 +12,7 @@ from simparallel.autograd.tensor import as_array
 
 
 def delivered(values: Any) -> Tensor:
-    """Return `Tensor(values)`; on a GPU its copy runs beside the computation.
+    """Return `Tensor(values)`; on a GPU it is copied while earlier kernels still run.
 
     Raises:
         As `Tensor`.

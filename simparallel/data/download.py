@@ -41,7 +41,7 @@ def download(
     """Download a file to `path`, unless it exists with the right checksum.
 
     The bytes go to a `.part` file in the same folder, which is renamed after all of it
-    is synced to disk and verified. A lock file beside it lets one process download
+    is synced to disk and verified. A lock file in the same folder lets one process download
     while others wait; the operating system releases the lock if that process dies.
 
     Args:

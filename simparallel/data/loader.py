@@ -11,13 +11,14 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import get_namespace, is_array
+from simparallel.base.checks import check_integer, check_state
 from simparallel.base.units import format_object, format_type_of
 from simparallel.clock.recorder import current_recorder
 from simparallel.data.dataset import Dataset
 from simparallel.data.delivery import delivered
-from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, check_integer
+from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler
 from simparallel.data.transforms import apply
-from simparallel.errors import InputError, ShapeError, StateDictError
+from simparallel.errors import InputError, ShapeError
 
 
 class DataLoader:
@@ -135,8 +136,7 @@ class DataLoader:
             InputError: a bad number.
         """
         own = self.state_dict()
-        if set(state_dict) != set(own):
-            raise StateDictError(f"DataLoader: the state has {sorted(state_dict)}, expected {sorted(own)}.")
+        check_state("DataLoader", state_dict, own)
         epoch, position = (check_integer("DataLoader", n, state_dict[n], 0) for n in ("epoch", "position"))
         if "sampler" in state_dict:
             self.sampler.load_state_dict(state_dict["sampler"])
@@ -212,7 +212,7 @@ class DataLoader:
                 yield self._transformed(default_collate(samples), chosen, epoch)
 
     def _transformed(self, batch: Any, chosen: np.ndarray, epoch: int) -> Any:
-        """Transform the first field of the batch."""
+        """Return the batch with its first field transformed; `chosen` are the numbers of its samples."""
         if self.transform is None:
             return batch
         first = next(iter(batch), None) if isinstance(batch, tuple) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simparallel.base.files import write_atomically
-from simparallel.data.dataset import ImageArrays
-from simparallel.data.source import bad_file, find_root, open_source
+from simparallel.data.dataset import PublishedImages
+from simparallel.data.source import bad_file, open_source
 from simparallel.errors import DTypeError, ShapeError
 
 # The format's codes of element types; all numbers are big-endian.
@@ -105,7 +104,7 @@ NUM_CLASSES = 10
 SIDE = 28
 
 
-class MNIST(ImageArrays):
+class MNIST(PublishedImages):
     """28 x 28 images of handwritten digits: LeCun et al. 1998, "Gradient-based learning".
 
     Looks for the four files, gzipped or not, in `root/MNIST/raw` (torchvision's
@@ -140,16 +139,8 @@ class MNIST(ImageArrays):
         "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
     }
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str] | None = None,
-        train: bool = True,
-        transform: Callable[..., Any] | None = None,
-        target_transform: Callable[..., Any] | None = None,
-        download: bool = False,
-    ) -> None:
+    def _read(self, base: Path, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
         who = type(self).__name__
-        base = find_root(who, root)
         part = "train" if train else "t10k"
         wanted = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
         places = [base / self.folder / "raw", base / self.folder, base, base / ("train" if train else "test")]
@@ -171,9 +162,7 @@ class MNIST(ImageArrays):
                 raise bad_file(single[0], text, who=who)
             text = f"{wanted[0]} and {wanted[1]} (or with .gz) are not in any of {', '.join(map(str, places))}."
             raise bad_file(places[0] / wanted[0], f"{text} Pass the right root, or download=True.", who=who)
-        images, labels = read_labelled(*found)
-        super().__init__(images[..., None], labels, self.names, transform, target_transform)
-        self.train = train
+        return read_labelled(*found)
 
 
 class FashionMNIST(MNIST):
@@ -196,7 +185,7 @@ class FashionMNIST(MNIST):
 
 
 def read_labelled(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read images, uint8 (n, 28, 28), and labels, int64 (n,), from a pair of IDX files.
+    """Read images, uint8 (n, 28, 28, 1), and labels, int64 (n,), from a pair of IDX files.
 
     Raises:
         DataError: a broken file, labels outside of 0 … 9, or different counts.
@@ -215,18 +204,14 @@ def read_labelled(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.
         raise bad_file(images_path, text, 4)
     if not len(images):
         raise bad_file(images_path, "no images.", 4)
-    return images, labels.astype(np.int64)
+    return images[..., None], labels.astype(np.int64)
 
 
-def _find(places: list[Path], wanted: tuple[str, str]) -> tuple[Path, Path] | None:
-    """Return the files of the first place that has both, or None."""
-    for place in places:
-        images, labels = _files(place, wanted)
-        if images is not None and labels is not None:
-            return images, labels
-    return None
+def _find(places: list[Path], wanted: tuple[str, str]) -> list[Any] | None:
+    """Return the files of the first folder that has both (see `_files`), or None."""
+    return next((files for place in places if None not in (files := _files(place, wanted))), None)
 
 
 def _files(place: Path, wanted: tuple[str, str]) -> list[Path | None]:
-    """Return the files in one place, preferring plain to gzipped ones; None for a missing one."""
+    """Return the files of these names in a folder, preferring plain to gzipped ones; None for a missing one."""
     return [next((f for f in (place / name, place / f"{name}.gz") if f.is_file()), None) for name in wanted]

@@ -303,7 +303,7 @@ class Mapped(Pipeline):
         self.operations = list(operations) if isinstance(operations, (list, tuple)) else [operations]
         for i, operation in enumerate(self.operations):
             if not callable(operation):
-                raise InputError(f"map: operations[{i}]={operation!r} cannot be called.")
+                raise InputError(f"map: operations[{i}]={operation!r} must be a transform or a function.")
         names = child.get_col_names()
         self.inputs = different_names("map: input_columns", names[:1] if inputs is None else inputs)
         self.outputs = different_names("map: output_columns", self.inputs if outputs is None else outputs)

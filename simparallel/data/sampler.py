@@ -16,7 +16,7 @@ import numpy as np
 
 from simparallel.backend import random_permutation, random_uniform
 from simparallel.base.callsite import user_level
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_integer, check_state
 from simparallel.base.units import format_object
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, StateDictError
@@ -66,8 +66,7 @@ class Sampler:
             InputError: a bad seed or epoch.
         """
         own, who = Sampler.state_dict(self), type(self).__name__
-        if set(state_dict) != set(own):
-            raise StateDictError(f"{who}: the state has {sorted(state_dict)}, expected {sorted(own)}.")
+        check_state(who, state_dict, own)
         for name in ("num_samples", "shuffle"):
             if state_dict[name] != own[name]:
                 raise StateDictError(

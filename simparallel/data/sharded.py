@@ -16,14 +16,14 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, random_state, to_host
-from simparallel.base.checks import check_choice
+from simparallel.base.checks import check_choice, check_integer
 from simparallel.data.cifar import CIFAR10
 from simparallel.data.columns import Columns, columns_of, fields_of
 from simparallel.data.dataset import Dataset, ImageArrays, TensorDataset
 from simparallel.data.folder import ImageFolder
 from simparallel.data.mnist import MNIST, FashionMNIST
 from simparallel.data.pipeline import Pipeline, RowPlan, different_names
-from simparallel.data.sampler import DistributedSampler, Sampler, check_integer
+from simparallel.data.sampler import DistributedSampler, Sampler
 from simparallel.errors import DataError, InputError, ShapeError
 
 USAGES = ("train", "test", "all")

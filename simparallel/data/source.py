@@ -22,7 +22,7 @@ from simparallel.base.system import memory_size_bytes
 from simparallel.base.units import format_bytes
 from simparallel.errors import DataError
 
-# Bytes read at a time, and so the memory needed beside the result.
+# Bytes read at a time: the memory that reading needs in addition to the result.
 CHUNK = 1 << 20
 # The largest compression ratio of deflate, so `size * DEFLATE_RATIO` bounds the unpacked data.
 DEFLATE_RATIO = 1032

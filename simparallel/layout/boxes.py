@@ -209,7 +209,7 @@ class Moves:
         return set() if need is None else {size for size, count in self._counts(rank, need).items() if count}
 
     def _counts(self, rank: int, need: Box) -> Counter[int]:
-        """Count the parts that the rank receives from others, by their size in elements."""
+        """Return size in elements -> number of parts of this size that the rank receives from others for its `need`."""
         own = self._own(rank, need)
         # There are usually few different distributions of lengths, so cache the results.
         key = own, tuple([along.counts for along in self._parts(need)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from simparallel.errors import StrategyError
 from simparallel.layout.rule import Place, Shape, places
 from simparallel.layout.sharding import Sharding
 from simparallel.layout.strategy import from_tuples
+from simparallel.layout.suggest import tuple_strategies
 
 
 class Candidate(NamedTuple):
@@ -48,13 +48,11 @@ def candidates(
         fully: only strategies that use all devices, and the one without cuts.
     """
     inputs, output = places(rule, shapes)
-    sizes = _sizes([*inputs, output])
     made = {name for place in output for name in place.names} - {n for t in inputs for p in t for n in p.names}
     found = []
-    for cuts in _factorisations(list(sizes.items()), device_num, len(sizes) if most_dims is None else most_dims):
+    for cuts, entries in tuple_strategies(rule, shapes, device_num, most_dims):
         if fully and prod(cuts.values()) not in (1, device_num):
             continue
-        entries = tuple(tuple(prod(cuts[n] for n in place.names) for place in tensor) for tensor in inputs)
         out = tuple(prod(cuts[n] for n in place.names) for place in output)
         new = out if any(cuts[name] > 1 for name in made) else None
         try:
@@ -66,31 +64,6 @@ def candidates(
         except StrategyError:
             continue
     return tuple(found)
-
-
-def _sizes(tensors: Sequence[tuple[Place, ...]]) -> dict[str, int]:
-    """Return the size of each named dim, 1 for a dim that may not be cut."""
-    found: dict[str, int] = {}
-    whole: set[str] = set()
-    for tensor in tensors:
-        for place in tensor:
-            if place.kind == "whole":
-                whole.update(place.names)
-            for name, size in zip(place.names, place.sizes, strict=True):
-                found.setdefault(name, size)
-    return {name: 1 if name in whole else size for name, size in found.items()}
-
-
-def _factorisations(sizes: list[tuple[str, int]], device_num: int, most_dims: int) -> Iterator[dict[str, int]]:
-    """Yield all cuts of the dims whose product divides the number of devices, with at most `most_dims` dims cut."""
-    if not sizes:
-        yield {}
-        return
-    (name, size), *rest = sizes
-    cuts = (c for c in range(1, device_num + 1) if device_num % c == 0 and size % c == 0)
-    for cut in cuts if most_dims else (1,):
-        for others in _factorisations(rest, device_num // cut, most_dims - (cut > 1)):
-            yield {name: cut, **others}
 
 
 def _scattered(sharding: Sharding, output: tuple[Place, ...]) -> list[tuple[int, ...]]:

@@ -18,7 +18,7 @@ from simparallel.base.html import PALE, table
 from simparallel.base.text_table import aligned
 from simparallel.base.units import format_numbers
 from simparallel.errors import LayoutError
-from simparallel.layout.mesh import Group, Mesh, check_axes, is_int, plain_cuts, shared_mesh
+from simparallel.layout.mesh import Group, Mesh, check_axes, is_int, shared_mesh
 
 INTERLEAVED = "interleaved_parallel"
 TensorMap = tuple[int | tuple[int, ...], ...]
@@ -74,28 +74,24 @@ class Layout:
             mesh = Mesh(sizes, names, tuple(rank_list))
         else:
             raise LayoutError(f"Layout: rank_list={rank_list!r} must be a list of integers.")
-        self._set(device_matrix, alias_name, mesh.ranks, None, (), ())
-        # Fill the cached property now: layouts of equal axes share a mesh, and with it the cached groups.
-        self.__dict__["mesh"] = mesh
+        self._set(mesh, device_matrix, alias_name, mesh.ranks, None, (), ())
 
     @classmethod
     def of_mesh(cls, mesh: Mesh) -> Layout:
         """Make the Layout of a mesh, not yet called; it shares the mesh and its groups."""
         new = cls.__new__(cls)
-        new._set(mesh.shape, mesh.axis_names, mesh.ranks, None, (), ())
-        new.__dict__["mesh"] = mesh
+        new._set(mesh, mesh.shape, mesh.axis_names, mesh.ranks, None, (), ())
         return new
 
-    def _set(self, *values: Any) -> None:
-        for name, value in zip(self.__dataclass_fields__, values, strict=True):
-            # The dataclass is frozen, so plain assignment would fail.
-            object.__setattr__(self, name, value)
+    def _set(self, mesh: Mesh, *values: Any) -> None:
+        """Set all fields, and `mesh`: layouts of equal axes share a mesh, and with it the cached groups."""
+        # The dataclass is frozen, so plain assignment would fail.
+        vars(self).update(zip(self.__dataclass_fields__, values, strict=True), mesh=mesh)
 
     def _derive(self, tensor_map: TensorMap, partial: tuple[str, ...], nested: tuple[str, ...] = ()) -> Layout:
-        # Without __init__: the axes are valid already. Share the mesh, which caches the groups.
+        # Without __init__: the axes are valid already.
         new = Layout.__new__(Layout)
-        new._set(self.device_matrix, self.alias_name, self.rank_list, tensor_map, partial, nested)
-        new.__dict__["mesh"] = self.mesh
+        new._set(self.mesh, self.device_matrix, self.alias_name, self.rank_list, tensor_map, partial, nested)
         return new
 
     def __hash__(self) -> int:
@@ -383,58 +379,6 @@ def _spans(size: int, cut: int, inner: int) -> tuple[tuple[int, int], ...]:
 def _real(values: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...]:
     """Return `values` without the last one if `names` has the virtual axis, which always comes last."""
     return values[:-1] if INTERLEAVED in names else values
-
-
-def from_strategy(
-    cuts: tuple[int, ...], device_num: int, repeat: str = "right", *, shape: tuple[int, ...] | None = None
-) -> Layout:
-    """Return the layout of a tuple strategy: axis "d0" cuts dim 0, and so on; left-over devices repeat slices.
-
-    Args:
-        cuts: number of slices of each dim.
-        device_num: number of devices.
-        repeat: "right" puts the axis "repeat" last, so that neighbouring ranks hold the same
-            slice; "left" puts it first.
-        shape: global shape to check the cuts against.
-
-    Raises:
-        LayoutError: a cut is below 1, does not divide its dim, or is not a power of 2 though `device_num` is one; the
-            numbers of cuts and dims differ; or the product of the cuts does not divide `device_num`.
-
-    Example:
-        >>> from simparallel.layout.layout import from_strategy
-        >>> from_strategy((2, 4), 16)
-        Layout((2, 4, 2), ('d0', 'd1', 'repeat'))('d0', 'd1')
-    """
-    who = f"strategy {cuts!r} on {device_num!r} devices"
-    if repeat not in ("right", "left"):
-        raise LayoutError(f"{who}: repeat={repeat!r} must be 'right' or 'left'.")
-    if not is_int(device_num) or device_num < 1:
-        raise LayoutError(f"{who}: device_num={device_num!r} must be an integer of 1 or more.")
-    cuts = plain_cuts(cuts)
-    if not isinstance(cuts, tuple):
-        raise LayoutError(f"{who}: a strategy is a tuple with one cut per dim, such as (2, 1).")
-    if shape is not None and len(cuts) != len(shape):
-        raise LayoutError(f"{who} has {len(cuts)} entries, but shape {shape} has {len(shape)} dims.")
-    for dim, cut in enumerate(cuts):
-        if not is_int(cut) or cut < 1:
-            raise LayoutError(f"{who}: cut {cut!r} of dim {dim} must be an integer of 1 or more.")
-    for dim, size in enumerate(shape or ()):
-        if size % cuts[dim]:
-            raise LayoutError(f"{who}: dim {dim} of shape {shape} is {size}, not divisible by {cuts[dim]}.")
-    # MindSpore's rule: on a power of 2 of devices every cut is one, too; n & (n - 1) is 0 for powers of 2 alone.
-    for cut in cuts:
-        if device_num & (device_num - 1) == 0 and cut & (cut - 1):
-            raise LayoutError(f"{who}: cut {cut} is not a power of 2, but {device_num} devices are.")
-    if device_num % prod(cuts):
-        raise LayoutError(f"{who} needs {prod(cuts)} devices; that product must divide {device_num}.")
-    names = tuple(f"d{i}" for i in range(len(cuts)))
-    copies = device_num // prod(cuts)
-    if copies == 1:
-        return Layout(cuts, names)(*names)
-    if repeat == "right":
-        return Layout((*cuts, copies), (*names, "repeat"))(*names)
-    return Layout((copies, *cuts), ("repeat", *names))(*names)
 
 
 def divides(cuts: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -120,9 +120,8 @@ class Mesh:
         if len(set(ranks)) != size:
             twice = next(rank for i, rank in enumerate(ranks) if rank in ranks[:i])
             raise LayoutError(f"Mesh: ranks= lists rank {twice} twice; list each rank once.")
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "axis_names", axis_names)
-        object.__setattr__(self, "ranks", ranks)
+        # The dataclass is frozen, so plain assignment would fail.
+        vars(self).update(shape=shape, axis_names=axis_names, ranks=ranks)
 
     def __repr__(self) -> str:
         in_order = self.ranks == tuple(range(self.size))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -92,7 +93,7 @@ def movement(source: Digits, target: Digits) -> Movement | None:
     ends = {end for dim in (*source, *target) for stride, count in dim for end in (stride, stride * count)}
     bounds = sorted(ends)
     # Axes nest if each end divides the next.
-    if any(high % low for low, high in zip(bounds, bounds[1:], strict=False)):
+    if any(high % low for low, high in pairwise(bounds)):
         return None
     gathered: set[Digit] = set()
     sliced: set[Digit] = set()
@@ -114,11 +115,11 @@ def movement(source: Digits, target: Digits) -> Movement | None:
 
 
 def _split(digits: tuple[Digit, ...], bounds: Sequence[int]) -> tuple[Digit, ...]:
-    """Split digits at all bounds, the outermost first."""
+    """Return the digits, split at each bound (a stride) that lies inside of one; the outermost first."""
     found: list[Digit] = []
     for stride, count in digits:
         inner = [bound for bound in bounds if stride <= bound <= stride * count]
-        found += [(low, high // low) for low, high in zip(inner, inner[1:], strict=False)][::-1]
+        found += [(low, high // low) for low, high in pairwise(inner)][::-1]
     return tuple(found)
 
 

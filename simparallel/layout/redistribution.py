@@ -147,7 +147,13 @@ def _plan(source: Layout, target: Layout, shape: tuple[int, ...], scatters: bool
 
 
 def _finish_sums(source: Layout, target: Layout, shape: tuple[int, ...], steps: list[Step], scatters: bool) -> Layout:
-    """Add steps that reduce along all partial axes that the target does not keep; return the layout afterwards."""
+    """Append steps that reduce along all partial axes that the target does not keep; return the layout afterwards.
+
+    Args:
+        source, target, shape: of the redistribution.
+        steps: the steps are appended to this list.
+        scatters: whether reduce-scatters may be used, and not all-reduces alone.
+    """
     mesh = source.mesh
     left = [axis for axis in source.partial if axis not in target.partial]
     layout = source
@@ -181,7 +187,10 @@ def _held(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _scatter(
     layout: Layout, target: Layout, shape: tuple[int, ...], left: Sequence[str]
 ) -> tuple[int, tuple[str, ...]] | None:
-    """Find a dim that the target cuts further along axes of the sum; return it with as many axes as fit, in order."""
+    """Return a dim that the target cuts further along axes of the sum, and as many of the axes `left` as fit, in order.
+
+    None if there is no such dim.
+    """
     # Greedy: extend the axes of each dim one by one, and take the dim with the most axes.
     best: tuple[int, tuple[str, ...]] | None = None
     for dim in range(len(shape)):

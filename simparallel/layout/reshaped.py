@@ -63,7 +63,13 @@ def _starts(layout: Layout, shape: tuple[int, ...]) -> list[int]:
 
 
 def _cut(layout: Layout, shape: tuple[int, ...], bounds: list[int], sizes: tuple[int, ...]) -> Layout | None:
-    """Transfer the cuts to dims of these sizes and split axes that cut several of them; None if a cut does not fit."""
+    """Return a layout with the same slices for a tensor of the shape `sizes`; None if a cut does not fit.
+
+    Args:
+        layout, shape: of the tensor.
+        bounds: for each of the new dims the elements of it together with all dims inside of it.
+        sizes: of the new dims. An axis that cuts several of them is split into axes "name.0", "name.1", …
+    """
     mesh = layout.mesh
     split: dict[str, list[int]] = {axis: [] for axis in mesh.axis_names}
     dims: list[tuple[str, ...]] = [()] * len(sizes)

@@ -87,7 +87,7 @@ def from_strategy(
         legal = (
             suggest.layouts(places(rule, shapes)[0], strategy, is_legal)
             if is_layouts
-            else suggest.tuples(shapes, strategy, device_num, is_legal)
+            else suggest.tuples(rule, shapes, strategy, device_num, is_legal)
         )
         raise StrategyError(str(error), nearest=legal) from None
 
@@ -139,6 +139,35 @@ def from_tuples(
     # An uncut dim still has an axis, of size 1, as in MindSpore's device matrix; it owns no cut.
     owners = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
     return Sharding(rule, shapes, shared_mesh(sizes, axes), owners)
+
+
+def layout_of_cuts(
+    cuts: tuple[int, ...], device_num: int, repeat: str = "right", *, shape: Shape | None = None
+) -> Layout:
+    """Return the layout of a tensor by a tuple of cuts: axis "d0" cuts dim 0, …; left-over devices repeat slices.
+
+    Args:
+        cuts: number of slices of each dim.
+        device_num: number of devices.
+        repeat: position of the axis "repeat": "right" (neighbours hold the same slice) or "left".
+        shape: global shape to check the cuts against.
+
+    Raises:
+        StrategyError: a cut is below 1, does not divide its dim, or is not a power of 2 though `device_num` is one; the
+            numbers of cuts and dims differ; or the product of the cuts does not divide `device_num`.
+
+    Example:
+        >>> from simparallel.layout.strategy import layout_of_cuts
+        >>> layout_of_cuts((2, 4), 16)
+        Layout((2, 4, 2), ('d0', 'd1', 'repeat'))('d0', 'd1')
+    """
+    cuts = plain_cuts(cuts)
+    names, shapes = " ".join(f"d{i}" for i in range(len(cuts))), (cuts if shape is None else shape,)
+    try:
+        _check_lengths((cuts,), shapes)
+        return from_tuples(f"{names} -> {names}", shapes, (cuts,), device_num, repeat, (), None).output_layout
+    except StrategyError as error:
+        raise StrategyError(f"strategy {cuts!r} on {device_num} devices: {error}") from None
 
 
 def out_entry(out_strategy: Any) -> Any:

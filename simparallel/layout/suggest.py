@@ -7,12 +7,12 @@ and their order: those that change the fewest entries first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, product
+from itertools import chain, islice
 from math import prod
 from typing import Any
 
 from simparallel.layout.layout import INTERLEAVED, Layout
-from simparallel.layout.rule import Place, Shape
+from simparallel.layout.rule import Place, Shape, places
 
 # Strategies named in one error.
 MOST = 3
@@ -27,29 +27,56 @@ Axes = tuple[str, ...]
 
 
 def tuples(
-    shapes: tuple[Shape, ...], strategy: Sequence[Sequence[int]], device_num: int, is_legal: Callable[[Strategy], bool]
+    rule: str,
+    shapes: tuple[Shape, ...],
+    strategy: Sequence[Sequence[int]],
+    device_num: int,
+    is_legal: Callable[[Strategy], bool],
 ) -> list[Strategy]:
-    """Return the legal tuple strategies that change the fewest cuts, three at most."""
-    # Legal cuts divide the dim and the devices. The nearest few of each dim keep the product of choices small.
-    choices = [
-        [_closest(cut, [1, *_divisors(size, device_num)]) for cut, size in zip(entry, shape, strict=True)]
-        for entry, shape in zip(strategy, shapes, strict=True)
-    ]
-    # One list over all dims of all inputs, for `product`; `_regroup` makes entries of it again.
-    flat = [cuts for entry in choices for cuts in entry]
-    # With many dims even these are too many to sort: offer only to keep or to drop each cut.
-    if prod(map(len, flat)) > 4096:
-        flat = [sorted({1, cut}, reverse=True) for entry in strategy for cut in entry]
-    lengths = [len(entry) for entry in strategy]
-    old = [cut for entry in strategy for cut in entry]
+    """Return the legal tuple strategies that change the fewest cuts, by the least, three at most; of two, more cuts."""
+    old = list(chain.from_iterable(strategy))
 
-    def distance(cuts: tuple[int, ...]) -> tuple[int, int]:
-        changed = [(a, b) for a, b in zip(cuts, old, strict=True) if a != b]
-        return len(changed), sum(abs(a - b) for a, b in changed)
+    def distance(entries: Strategy) -> tuple[int, int, int]:
+        new = list(chain.from_iterable(entries))
+        changed = [(a, b) for a, b in zip(new, old, strict=True) if a != b]
+        return len(changed), sum(abs(a - b) for a, b in changed), -prod(new)
 
-    whole = tuple(_regroup([1] * len(old), lengths))
-    made = (tuple(_regroup(cuts, lengths)) for cuts in sorted(product(*flat), key=distance))
-    return _first(made, whole, is_legal)
+    made = [entries for _, entries in islice(tuple_strategies(rule, shapes, device_num), _MOST_MADE)]
+    return _first(sorted(made, key=distance), made[0], is_legal)
+
+
+def tuple_strategies(
+    rule: str, shapes: tuple[Shape, ...], device_num: int, most_dims: int | None = None
+) -> Iterator[tuple[dict[str, int], tuple[tuple[int, ...], ...]]]:
+    """Yield cuts of the named dims, and the tuple strategy with these cuts, which may be illegal for other reasons.
+
+    The cuts are all factorisations of `device_num` and of its divisors into divisors of the sizes, with at most
+    `most_dims` dims cut at once; the one without cuts comes first.
+    """
+    inputs, output = places(rule, shapes)
+    found: dict[str, int] = {}
+    whole: set[str] = set()
+    for tensor in (*inputs, output):
+        for place in tensor:
+            if place.kind == "whole":
+                whole.update(place.names)
+            for name, size in zip(place.names, place.sizes, strict=True):
+                found.setdefault(name, size)
+    sizes = [(name, 1 if name in whole else size) for name, size in found.items()]
+    for cuts in _factorisations(sizes, device_num, len(sizes) if most_dims is None else most_dims):
+        yield cuts, tuple(tuple(prod(cuts[n] for n in place.names) for place in tensor) for tensor in inputs)
+
+
+def _factorisations(sizes: list[tuple[str, int]], device_num: int, most_dims: int) -> Iterator[dict[str, int]]:
+    """Yield all cuts of the dims whose product divides the number of devices, with at most `most_dims` dims cut."""
+    if not sizes:
+        yield {}
+        return
+    (name, size), *rest = sizes
+    cuts = (c for c in range(1, device_num + 1) if device_num % c == 0 and size % c == 0)
+    for cut in cuts if most_dims else (1,):
+        for others in _factorisations(rest, device_num // cut, most_dims - (cut > 1)):
+            yield {name: cut, **others}
 
 
 def layouts(
@@ -161,18 +188,3 @@ def _assignments(allowed: Mapping[str, Sequence[str]]) -> list[dict[str, Axes]]:
 
 def _joined(place: Place, cuts: dict[str, Axes]) -> Axes:
     return tuple(axis for name in place.names for axis in cuts.get(name, ()))
-
-
-def _regroup(flat: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    start = 0
-    for length in lengths:
-        yield tuple(flat[start : start + length])
-        start += length
-
-
-def _closest(cut: int, values: list[int]) -> list[int]:
-    return sorted(set(values), key=lambda value: abs(value - cut))[:4]
-
-
-def _divisors(size: int, device_num: int) -> list[int]:
-    return [cut for cut in range(1, device_num + 1) if device_num % cut == 0 and size % cut == 0]

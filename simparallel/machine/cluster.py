@@ -207,9 +207,4 @@ def with_device(cluster: ClusterSpec, preset: str | DeviceSpec) -> ClusterSpec:
     return replace(described, is_assumed=cluster.is_assumed, dtype=cluster.dtype)
 
 
-def __dir__() -> list[str]:
-    """List the public names alone, for tab completion."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
 answer_unknown_names(__name__)

@@ -64,10 +64,4 @@ __all__ = [
     "initializer", "summary",
 ]  # fmt: skip
 
-
 answer_unknown_names(__name__)
-
-
-def __dir__() -> list[str]:
-    """List the public names for tab completion, without this file's imports."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

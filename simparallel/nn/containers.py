@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from operator import index as as_index
 from typing import Any, Self, overload
 
@@ -118,7 +118,7 @@ class AbstractModuleSequence(Module):
     def _check_modules(self, modules: Iterable[Any]) -> None:
         for module in modules:
             if not isinstance(module, Module):
-                raise InputError(f"{type(self).__name__}: {type(module).__name__} is not a Module.")
+                raise InputError(f"{type(self).__name__}: {type(module).__name__} is not a Module; give nn.Modules.")
 
     def _out_of_range(self, index: int) -> OutOfRangeError:
         return OutOfRangeError(f"{type(self).__name__}: index {index} is out of range for {len(self)} modules.")
@@ -169,21 +169,19 @@ class ModuleList(AbstractModuleSequence):
         return ModuleList([self._modules[name] for name in names])
 
 
-class ModuleDict(Module):
+class ModuleDict(Module, MutableMapping[str, Any]):
     """A dict of registered modules. It has no forward.
 
     Args:
         modules: name -> Module. A name has no dots and is not an attribute of Module.
     """
 
+    # As for every module: two of them are never equal.
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         super().__init__()
         self.update(modules or {})
-
-    def update(self, modules: Mapping[str, Module]) -> None:
-        """Add or replace modules."""
-        for name, module in modules.items():
-            self[name] = module
 
     def __getitem__(self, name: str) -> Any:
         return self._modules[name]
@@ -196,35 +194,11 @@ class ModuleDict(Module):
             self.add_module(name, module)
 
     def __delitem__(self, name: str) -> None:
-        self.pop(name)
-
-    def pop(self, name: str) -> Any:
-        """Remove and return the module of this name."""
         self._release(name)
-        return self._modules.pop(name)
-
-    def clear(self) -> None:
-        """Remove all modules."""
-        for name in list(self):
-            self.pop(name)
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._modules
+        del self._modules[name]
 
     def __len__(self) -> int:
         return len(self._modules)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
-
-    def keys(self) -> Iterable[str]:
-        """Return the names."""
-        return self._modules.keys()
-
-    def values(self) -> Iterable[Any]:
-        """Return the modules."""
-        return self._modules.values()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """Return the (name, module) pairs."""
-        return self._modules.items()

@@ -8,6 +8,7 @@ each parameter stores the recipe of its elements. Random numbers here are a func
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.backend import Array, filled, is_array, to_host
+from simparallel.base.attributes import setting
 from simparallel.clock.memory import PARAMETERS
 from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
@@ -34,14 +36,9 @@ class _Deferring(RankLocal):
 deferring = _Deferring()
 
 
-class deferred_init:
-    """A block in which parameters that an initializer fills get no data."""
-
-    def __enter__(self) -> None:
-        self._before, deferring.active = deferring.active, True
-
-    def __exit__(self, *exc: object) -> None:
-        deferring.active = self._before
+def deferred_init() -> AbstractContextManager[None]:
+    """Return a block in which parameters that an initializer fills get no data."""
+    return setting(deferring, active=True)
 
 
 def placeholder(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -488,9 +488,4 @@ def initializer(init: Any, shape: Any = None, dtype: Any = np.float32) -> Parame
     return begin(Parameter(uninitialized(shape, np.dtype(dtype or np.float32))))
 
 
-def __dir__() -> list[str]:
-    """List the public names for tab completion, without this file's imports."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
 answer_unknown_names(__name__)

@@ -7,8 +7,8 @@ from typing import Any
 from simparallel.autograd import NLL, CrossEntropy, Huber, SmoothL1, Tensor, functions
 from simparallel.autograd.ops.loss import check_reduction
 from simparallel.autograd.tensor import as_tensor
-from simparallel.base.checks import check_integer
-from simparallel.errors import InputError, ShapeError
+from simparallel.base.checks import check_integer, check_number
+from simparallel.errors import ShapeError
 from simparallel.nn.module import TensorModule
 
 
@@ -84,12 +84,10 @@ class CrossEntropySmooth(_Loss):
         self, sparse: bool = True, reduction: str = "mean", smooth_factor: float = 0.0, num_classes: int = 1000
     ) -> None:
         super().__init__(reduction)
-        num_classes = check_integer("CrossEntropySmooth", "num_classes", num_classes, 2)
-        if not 0 <= smooth_factor <= 1 - 1 / num_classes:
-            raise InputError(
-                f"CrossEntropySmooth: smooth_factor={smooth_factor!r} must be in 0 … {1 - 1 / num_classes:g}."
-            )
-        self.sparse, self.smooth_factor, self.num_classes = bool(sparse), smooth_factor, num_classes
+        self.sparse = bool(sparse)
+        self.num_classes = check_integer("CrossEntropySmooth", "num_classes", num_classes, 2)
+        most = 1 - 1 / self.num_classes
+        self.smooth_factor = check_number("CrossEntropySmooth", "smooth_factor", smooth_factor, high=most)
 
     def forward(self, logits: Any, labels: Any) -> Tensor:
         logits = as_tensor(logits)

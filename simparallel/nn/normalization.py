@@ -13,7 +13,7 @@ from simparallel.autograd import BatchNorm, Tensor, functions
 from simparallel.autograd.tape import grad_mode
 from simparallel.autograd.tensor import as_tensor, common_device
 from simparallel.backend import fused, get_namespace
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_integer, check_number
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn.layers import Affine
 from simparallel.nn.module import Module
@@ -76,7 +76,7 @@ class AbstractBatchNorm(Affine):
         self._mean_init = init.as_initializer(running_mean_init, f"{who}: running_mean_init")
         self._var_init = init.as_initializer(running_var_init, f"{who}: running_var_init")
         self.num_features = check_integer(type(self).__name__, "num_features", num_features, 1)
-        self.eps, self.momentum = check_eps(self, eps), momentum
+        self.eps, self.momentum = check_number(type(self).__name__, "eps", eps), momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         tracked = track_running_stats
         self.register_buffer("running_mean", np.zeros(num_features, dtype) if tracked else None)
@@ -187,7 +187,7 @@ class LayerNorm(AbstractTailNorm):
         normalized_shape: the sizes of those dims; an integer for one.
         eps: added to the variance.
         elementwise_affine: whether the layer has a weight.
-        bias: whether the layer has a bias beside the weight; without a weight it has none.
+        bias: whether the layer has a bias; without a weight it has none.
         dtype: floating-point dtype of the parameters.
         weight_init, bias_init: initial values, see `nn.initializer`; None for 1 and 0.
 
@@ -212,7 +212,7 @@ class LayerNorm(AbstractTailNorm):
     ) -> None:
         super().__init__()
         self.normalized_shape = _as_shape(self, normalized_shape)
-        self.eps, self.elementwise_affine = check_eps(self, eps), elementwise_affine
+        self.eps, self.elementwise_affine = check_number(type(self).__name__, "eps", eps), elementwise_affine
         shape = self.normalized_shape if elementwise_affine else None
         self._make(dtype, weight_init, bias_init, weight=shape, bias=shape if bias else None)
 
@@ -248,7 +248,7 @@ class RMSNorm(AbstractTailNorm):
     ) -> None:
         super().__init__()
         self.normalized_shape = _as_shape(self, normalized_shape)
-        self.eps = None if eps is None else check_eps(self, eps)
+        self.eps = None if eps is None else check_number(type(self).__name__, "eps", eps)
         self.elementwise_affine = elementwise_affine
         self._make(dtype, weight_init, None, weight=self.normalized_shape if elementwise_affine else None)
 
@@ -291,7 +291,7 @@ class GroupNorm(Affine):
         self.num_channels = check_integer(type(self).__name__, "num_channels", num_channels, 1)
         if num_channels % num_groups:
             raise InputError(f"GroupNorm: num_channels={num_channels} must be divisible by num_groups={num_groups}.")
-        self.eps, self.affine = check_eps(self, eps), affine
+        self.eps, self.affine = check_number(type(self).__name__, "eps", eps), affine
         shape = (self.num_channels,) if affine else None
         self._make(dtype, weight_init, bias_init, weight=shape, bias=shape)
 
@@ -303,13 +303,6 @@ class GroupNorm(Affine):
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
-
-
-def check_eps(module: Module, eps: Any) -> float:
-    """Return `eps` as a float. Raises InputError if it is negative."""
-    if not eps >= 0:
-        raise InputError(f"{type(module).__name__}: eps={eps!r} must be 0 or more.")
-    return float(eps)
 
 
 def _as_shape(module: Module, shape: int | Sequence[int]) -> tuple[int, ...]:

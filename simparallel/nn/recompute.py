@@ -1,8 +1,8 @@
 """Activation checkpointing: keep the inputs of a part of a network, and recompute its activations in backward.
 
-Source: Chen et al. 2016, "Training deep nets with sublinear memory cost". The tape of the first run is discarded except
-for its ends: the tensors, older than the part, on which its result depends. Backward runs the part once more with these
-tensors as leaves, and continues through the new tape.
+Source: Chen et al. 2016, "Training deep nets with sublinear memory cost". The autograd graph of the first run is
+discarded except for its ends: the tensors, older than the part, on which its result depends. Backward runs the part
+once more with these tensors as leaves, and continues through the graph that this run records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from simparallel.autograd import Tensor, run_backward
-from simparallel.autograd.tape import Node, Reversible, Source, grad_mode, is_written_since
+from simparallel.autograd.tape import Node, Reversible, Source, grad_mode, is_written_since, nodes_behind
 from simparallel.backend import Array, random_state
 from simparallel.base.attributes import setting
 from simparallel.clock.recorder import observer_of
@@ -82,7 +82,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
                 f"checkpoint: {_name_of(part)} writes in place into {x.name or 'a tensor'} of shape {x.shape}, which "
                 "is its input: the second run would start from other values. Write into a clone()."
             )
-    # Arrays are attributes of the context, where the tape checks that they are unchanged since forward.
+    # Arrays are attributes of the context, where backward checks that they are unchanged since forward.
     context = SimpleNamespace(
         needs=(True,) * len(needed) + (False,) * len(others),
         ends=tuple(needed.values()),
@@ -104,23 +104,9 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
 
 
 def _ends(y: Tensor, start: int) -> list[Source]:
-    """Walk the graph of y back to the inputs of the part; return those that need a gradient: leaves and older nodes."""
+    """Return what the graph of y begins from: leaves, and nodes with numbers below `start`, of before the part."""
     ends: dict[int, Source] = {}
-    stack, seen = [y._node or y], {id(y._node)}
-    while stack:
-        x = stack.pop()
-        if not isinstance(x, Node) or x.number < start:
-            ends[id(x)] = x
-            continue
-        # A backward inside the part has consumed this node; the backward from y will raise an error.
-        if x.ctx is None:
-            continue
-        for source, needed in zip(x.inputs, x.ctx.needs, strict=True):
-            if needed and id(source) not in seen:
-                # A leaf may be pushed again: the order is that of the walk.
-                if isinstance(source, Node):
-                    seen.add(id(source))
-                stack.append(source)
+    nodes_behind([y], start, ends)
     return list(ends.values())
 
 

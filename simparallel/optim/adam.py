@@ -293,7 +293,8 @@ class RAdam(AbstractMomentAdam):
     """Adam with a rectified rate in the first steps: Liu et al. 2020, "On the variance of the adaptive rate".
 
     r_t = r - 2 t b2^t / (1 - b2^t) with r = 2 / (1 - b2) - 1. While r_t is at most 5, p = p - lr m / (1 - b1^t);
-    then Adam's step times sqrt((r_t - 4) (r_t - 2) r / ((r - 4) (r - 2) r_t)), with eps beside the root of v itself.
+    then Adam's step times sqrt((r_t - 4) (r_t - 2) r / ((r - 4) (r - 2) r_t)), where eps is added to sqrt(v) before the
+    correction.
 
     Args:
         params, lr, betas, eps, weight_decay, maximize: as for `Adam`.

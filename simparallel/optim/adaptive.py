@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -114,7 +113,7 @@ class Adadelta(Optimizer):
 
     def check(self, group: Group) -> None:
         super().check(group)
-        check_number(self._name, "rho", group["rho"], below=math.nextafter(1.0, 2.0))
+        check_number(self._name, "rho", group["rho"], high=1.0)
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         state, rho, weight_decay = self._remembered(param, group), group["rho"], group["weight_decay"]

@@ -26,6 +26,10 @@ def converted(pieces: list[Array], factor: float) -> Iterator[list[Array]]:
     """Yield the arrays of one piece for an update, with the gradient times `factor`.
 
     A float16 parameter is yielded as a float32 copy, which is copied back after the update.
+
+    Args:
+        pieces: of the parameter, its gradient, the arrays of the update, and two work arrays.
+        factor: of the gradient.
     """
     p, grad, *others, own, gradient = pieces
     if factor == 1:

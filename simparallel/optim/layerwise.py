@@ -61,7 +61,13 @@ class Layerwise(Optimizer):
         super()._compute_queued()
 
     def _finish(self, key: tuple[Any, ...], started: list[tuple[Tensor, Array, Any]]) -> None:
-        """Compute the rates of parameters on one device, and finish their updates."""
+        """Compute the rates of parameters on one device, and finish their updates.
+
+        Args:
+            key: what they share: the function, device, dtype, whether rates adapt, whether parameters are whole, and
+                the numbers of `_rate`.
+            started: each parameter, its r, and its `phases`, which wait for the rate.
+        """
         _, device, dtype, adapts, is_whole, numbers = key
         if not adapts:
             rates = [numbers[0]] * len(started)
@@ -89,7 +95,7 @@ def _rate(p_norm: float, x_norm: float, lr: float, factor: float, weight_decay: 
 def _rates(
     xp: Any, p_squares: Array, squares: Array, lr: float, factor: float, weight_decay: float, eps: float, *, dtype: Any
 ) -> Array:
-    """Compute `_rate` for many parameters at once, from the squared norms."""
+    """Return `_rate` for many parameters at once, from the squared norms of each parameter and of its r."""
     p_norm, x_norm = xp.sqrt(p_squares), xp.sqrt(squares)
     is_on, divisor = (p_norm > 0) & (x_norm > 0), x_norm + weight_decay * p_norm + eps
     return (lr * xp.where(is_on, factor * p_norm / xp.where(is_on, divisor, 1.0), 1.0)).astype(dtype)
@@ -209,7 +215,8 @@ class LAMB(Layerwise, Adam):
 
     def work(self, group: Group) -> tuple[int, int]:
         adapt = bool(group["adapt"])
-        # As Adam, but for a product and a quotient instead of one product; read and write also for both norms.
+        # m 3, v 4, denominator 3, quotients 2, update 2, two norms 4; read grad, read and write p, m and v, and for the
+        # norms read p and r
         return 14 + 2 * bool(group["weight_decay"]) + 4 * adapt, 7 + 2 * adapt
 
 

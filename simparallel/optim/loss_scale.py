@@ -14,9 +14,9 @@ from simparallel.arrays.seam import for_each, totals
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace, has_data
-from simparallel.base.checks import check_integer, check_number
+from simparallel.base.checks import check_count, check_number, check_state
 from simparallel.clock.recorder import observer_of
-from simparallel.errors import InputError, StateDictError
+from simparallel.errors import InputError
 from simparallel.optim.blocks import widened
 from simparallel.optim.norms import over_slices, scale
 from simparallel.optim.optimizer import Optimizer
@@ -47,11 +47,7 @@ class LossScaleManager:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load another manager's state. Raises StateDictError if the names differ."""
-        if set(state_dict) != set(vars(self)):
-            raise StateDictError(
-                f"{type(self).__name__}: the state has {', '.join(sorted(state_dict)) or 'nothing'}, expected "
-                f"{', '.join(sorted(vars(self)))}. The state belongs to another loss-scale manager."
-            )
+        check_state(type(self).__name__, state_dict, vars(self))
         vars(self).update(state_dict)
 
 
@@ -69,10 +65,7 @@ class FixedLossScaleManager(LossScaleManager):
     """
 
     def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
-        check_number("FixedLossScaleManager", "loss_scale", loss_scale)
-        if loss_scale == 0:
-            raise InputError("FixedLossScaleManager: loss_scale=0 must be above 0.")
-        self.loss_scale = float(loss_scale)
+        self.loss_scale = check_number("FixedLossScaleManager", "loss_scale", loss_scale, above=0.0)
         self.drop_overflow_update = bool(drop_overflow_update)
 
     def get_drop_overflow_update(self) -> bool:
@@ -95,16 +88,9 @@ class DynamicLossScaleManager(LossScaleManager):
     """
 
     def __init__(self, init_loss_scale: float = 2.0**24, scale_factor: float = 2, scale_window: int = 2000) -> None:
-        check_number("DynamicLossScaleManager", "init_loss_scale", init_loss_scale, low=1.0)
-        check_number("DynamicLossScaleManager", "scale_factor", scale_factor, low=1.0)
-        if scale_factor == 1:
-            raise InputError(
-                "DynamicLossScaleManager: scale_factor=1 would never change the scale; use 2, for example."
-            )
-        check_integer("DynamicLossScaleManager", "scale_window", scale_window, 1)
-        self.loss_scale = float(init_loss_scale)
-        self.scale_factor = float(scale_factor)
-        self.scale_window = scale_window
+        self.loss_scale = check_number("DynamicLossScaleManager", "init_loss_scale", init_loss_scale, low=1.0)
+        self.scale_factor = check_number("DynamicLossScaleManager", "scale_factor", scale_factor, above=1.0)
+        self.scale_window = check_count("DynamicLossScaleManager", "scale_window", scale_window)
         self.good_steps = 0  # consecutive, since the last overflow or growth
         self.bad_steps = 0  # consecutive
 

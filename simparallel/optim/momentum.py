@@ -42,10 +42,7 @@ class Momentum(SGD):
         loss_scale: float = 1.0,
         use_nesterov: bool = False,
     ) -> None:
-        check_number("Momentum", "loss_scale", loss_scale)
-        if loss_scale == 0:
-            raise InputError("Momentum: loss_scale=0 must be above 0; gradients are divided by it.")
-        self.loss_scale = float(loss_scale)
+        self.loss_scale = check_number("Momentum", "loss_scale", loss_scale, above=0.0)
         entries: Any = params
         order: list[Any] | None = None
         if isinstance(params, Iterable) and not isinstance(params, (Tensor, Mapping)):

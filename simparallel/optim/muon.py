@@ -117,7 +117,11 @@ class Muon(Optimizer):
         super()._compute_queued()
 
     def _finish(self, entries: list[tuple[Tensor, Array, Group]]) -> None:
-        """Make the directions orthogonal, and update the parameters along them. Collective: yes, for slices."""
+        """Make the directions orthogonal, and update the parameters along them. Collective: yes, for slices.
+
+        Args:
+            entries: each parameter, its direction, and its group.
+        """
         together: dict[Any, list[tuple[Tensor, Array, Group]]] = {}
         for entry in entries:
             param, direction, group = entry

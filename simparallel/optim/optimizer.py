@@ -53,7 +53,13 @@ def optimizers_of(params: Iterable[Tensor] | None = None) -> list[Optimizer]:
 
 
 def _compute(key: tuple[Any, ...], calls: list[Any]) -> None:
-    """Compute updates on a GPU with the same function and settings."""
+    """Compute updates of parameters on a GPU in one kernel.
+
+    Args:
+        key: what they share: the function of `_apply`, the dtype to compute in, whether the gradients are scaled, and
+            the settings.
+        calls: for each parameter its arrays and its numbers, see `for_each`.
+    """
     compute, dtype, is_scaled, settings = key
     for_each(in_one_kernel, calls, update=compute, dtype=dtype, scaled=is_scaled, **dict(settings))
 
@@ -179,7 +185,7 @@ class Optimizer:
         raise TypeError(f"{self._name} has no work(group): define it to return (flops, memory accesses) of an element.")
 
     def matrix_work(self, param: Tensor, group: Group) -> tuple[int, int]:
-        """Return flops and bytes moved of products of whole matrices, which are events of their own."""
+        """Return flops and bytes of the matrix products of one update, which get separate events on the clock."""
         return 0, 0
 
     @property
@@ -668,7 +674,7 @@ def _checked_state(optimizer: Optimizer, number: Any, param: Tensor, values: Map
         if name not in values:
             continue
         array = to_host(values[name]).copy()
-        # Older versions saved the state of float16 parameters in float16.
+        # PyTorch saves the state of float16 parameters in float16.
         if array.shape != param.data.shape or array.dtype not in (dtype, param.dtype):
             raise StateDictError(
                 f"{optimizer._name}: {name} of parameter {number} has shape {array.shape} and dtype "

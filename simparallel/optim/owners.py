@@ -9,7 +9,7 @@ from typing import Any
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, get_namespace, views_of
 from simparallel.clock.memory import BUFFERS
 from simparallel.clock.recorder import observer_of
 from simparallel.comm import Group, current
@@ -73,10 +73,9 @@ def on_owners(
         with communicator.for_purpose(purpose):
             received = collectives.all_to_all(sent, group=group, input_splits=sends, output_splits=receives)
         hold(received, BUFFERS)
-        start = 0
-        for x in (x for of_rank in taken for x in of_rank):
-            x[...] = received[start : start + x.size].reshape(x.shape)
-            start += x.size
+        found = [x for of_rank in taken for x in of_rank]
+        for x, part in zip(found, views_of(received, [x.shape for x in found]), strict=True):
+            x[...] = part
 
     wholes = [xp.empty(tensor.shape, dtype) for tensor, _, _ in own]
     for whole in wholes:

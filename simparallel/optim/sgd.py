@@ -94,7 +94,7 @@ def _sgd(
             b[...] = step
         else:
             b *= momentum
-            # `step` may be the gradient, which stays as it is: the product goes elsewhere.
+            # `step` may be the gradient, which must not change: the product is written into `other`.
             b += xp.multiply(step, undamped, out=other) if is_damped else step
         step = xp.add(xp.multiply(b, momentum, out=other), step, out=other) if nesterov else b
     p -= xp.multiply(step, lr, out=temporary)

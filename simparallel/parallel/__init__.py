@@ -16,12 +16,12 @@ from simparallel.parallel.operator.auto import (
     AutoParallel,
     explicit_redistribution,
     implicit_redistributions,
-    implicit_replication,
     micro_batches,
     no_init_parameters,
     quick_redistribution,
 )
 from simparallel.parallel.operator.distribute import distribute_module, distribute_tensor, from_local, shard
+from simparallel.parallel.operator.interpreter import implicit_replication
 from simparallel.parallel.operator.layers import (
     ColumnParallelLinear,
     ParallelTransformerBlock,

@@ -6,16 +6,15 @@ that a run has. Exchanges only give arrays of the shapes of their results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Backward, Op, Redistribute, Tensor, running_backward
-from simparallel.autograd.tape import Node, Reversible, grad_mode
+from simparallel.autograd.tape import BackwardOp, Node, grad_mode, node_of
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.base.attributes import setting
 from simparallel.base.dry_arrays import empty
@@ -33,19 +32,6 @@ from simparallel.search.prices import Events, TimedCompute
 
 if TYPE_CHECKING:
     from simparallel.search.space import Space
-
-
-Back = Callable[[Any, Array], Sequence[Array | None]]
-
-
-class _Step(Reversible):
-    """A tape entry whose gradients a function gives."""
-
-    def __init__(self, back: Back) -> None:
-        self._back = back
-
-    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        return self._back(ctx, dy)
 
 
 class StepRehearsal:
@@ -127,7 +113,7 @@ class StepRehearsal:
     def _backward(self, roots: list[Tensor]) -> None:
         if roots:
             seeds = [(root.data.shape, root.dtype) for root in roots]
-            entry = self._entry(lambda ctx, dy: [empty(*seed) for seed in seeds], roots)
+            entry = node_of(roots, lambda ctx, dy: [empty(*seed) for seed in seeds])
             loss = Tensor._result(empty(()), entry)
             roots.clear()
             loss.backward(empty(()))
@@ -178,12 +164,8 @@ class StepRehearsal:
 
     def _moved(self, x: Tensor, target: Placement, there: Events, back: Events, needed: bool) -> Tensor:
         carry = partial(self._carry, shape=x.data.shape, events=back)
-        entry = self._entry(lambda ctx, dy: [carry(dy)], [x]) if needed else None
+        entry = node_of([x], lambda ctx, dy: [carry(dy)]) if needed else None
         return Tensor._result(self._carry(x.data, target.local_shape, there), entry, placement=target)
-
-    def _entry(self, back: Back, inputs: list[Tensor]) -> Node:
-        """Return a tape entry for inputs that all need a gradient."""
-        return Node(_Step(back), SimpleNamespace(needs=(True,) * len(inputs)), inputs)  # type: ignore[arg-type]
 
     def _carry(self, x: Array, shape: tuple[int, ...], events: Events) -> Array:
         """Return what a redistribution gives: a slice of the array, or a new array."""
@@ -212,7 +194,7 @@ class StepRehearsal:
         self._makers |= dict.fromkeys(made, number)
         if True in ctx.needs:
             left = [self._space.is_left(self._choice, number, i) for i in range(len(inputs))]
-            entry = Node(_Step(partial(self._op_backward, node.op, call)), ctx, inputs)  # type: ignore[arg-type]
+            entry = Node(BackwardOp(partial(self._op_backward, node.op, call), ctx.needs), ctx, inputs)  # type: ignore[arg-type]
             ctx.summed = [
                 (i, x) for i, x in enumerate(entry.inputs) if ctx.needs[i] and not left[i] and self._is_summed(call, i)
             ]

@@ -172,7 +172,7 @@ class CallbackList:
         listed = list(given) if isinstance(given, Iterable) else [given]
         for i, callback in enumerate(listed):
             if not isinstance(callback, Callback):
-                raise InputError(f"callbacks[{i}]={callback!r} is not a Callback.")
+                raise InputError(f"callbacks[{i}]={callback!r} is not a Callback; give sp.Callback objects.")
         # sorted() is stable: callbacks keep their order, and savers run after all that change the state.
         self.callbacks: list[Callback] = sorted(listed, key=lambda callback: getattr(callback, "is_last", False))
         self.run_context = run_context

@@ -154,9 +154,9 @@ class EarlyStopping(Callback):
         baseline: float | None = None,
         restore_best_weights: bool = False,
     ) -> None:
-        check_number("EarlyStopping", "min_delta", min_delta)
         check_choice("EarlyStopping", "mode", mode, ("auto", "min", "max"))
-        self.monitor, self.min_delta, self.verbose = monitor, float(min_delta), bool(verbose)
+        self.min_delta = check_number("EarlyStopping", "min_delta", min_delta)
+        self.monitor, self.verbose = monitor, bool(verbose)
         self.patience = check_integer("EarlyStopping", "patience", patience, 0)
         is_up = mode == "max" or (mode == "auto" and any(word in monitor.lower() for word in _HIGHER_IS_BETTER))
         # With the sign, smaller is better for every monitor.
@@ -217,21 +217,12 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.wait, self.best = state_dict["wait"], state_dict["best"]
-        self.best_weights = self._named_as_here(state_dict["best_weights"])
+        self.best_weights = state_dict["best_weights"]
         self.stopped_epoch = 0
         if self._is_to_stop():
-            # Older checkpoints lack it.
-            self.stopped_epoch = state_dict.get("stopped_epoch", 0)
+            self.stopped_epoch = state_dict["stopped_epoch"]
             if self._run_context is not None:
                 self._run_context.request_stop()
-
-    def _named_as_here(self, weights: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Rename weights to the names of the bare network: older checkpoints have the names of its wrapper."""
-        if weights is None or self._run_context is None:
-            return weights
-        own = bare(self._run_context.original_args().network).state_dict().keys()
-        stripped = {name.removeprefix("module."): value for name, value in weights.items()}
-        return stripped if weights.keys() != own and stripped.keys() == own else weights
 
     def _is_to_stop(self) -> bool:
         return self.wait >= max(1, self.patience)
@@ -298,8 +289,7 @@ class CheckpointConfig:
     ) -> None:
         who = "CheckpointConfig"
         self.save_checkpoint_steps = check_integer(who, "save_checkpoint_steps", save_checkpoint_steps, 0)
-        check_number(who, "save_checkpoint_seconds", save_checkpoint_seconds)
-        self.save_checkpoint_seconds = float(save_checkpoint_seconds)
+        self.save_checkpoint_seconds = check_number(who, "save_checkpoint_seconds", save_checkpoint_seconds)
         self.keep_checkpoint_max = check_integer(who, "keep_checkpoint_max", keep_checkpoint_max, 1)
         if not (self.save_checkpoint_steps or self.save_checkpoint_seconds):
             raise InputError(f"{who}: give save_checkpoint_steps or save_checkpoint_seconds.")
@@ -386,5 +376,4 @@ class ModelCheckpoint(Callback):
         return {"saved_step": self._saved_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Older checkpoints lack it.
-        self._saved_step = state_dict.get("saved_step", self._saved_step)
+        self._saved_step = state_dict["saved_step"]

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from simparallel import collectives
+from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace, to_host
+from simparallel.autograd.ops.labels import Words, check_labels
+from simparallel.backend import to_host
 from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.comm import Group
 from simparallel.errors import InputError, LabelError, ShapeError
@@ -102,7 +104,7 @@ class Loss(AbstractMean):
             raise ShapeError(f"Loss: expected a loss of one element, got shape {loss.shape}.")
         count = float(inputs[1]) if len(inputs) == 2 else 1.0
         # Weighted by the samples it averages, so that a smaller last batch counts less.
-        return _count_and_sum(count, loss.reshape(()).astype(np.float64) * count)
+        return np.array([count, loss.reshape(()).astype(np.float64) * count])
 
 
 class Accuracy(AbstractMean):
@@ -132,7 +134,7 @@ class Accuracy(AbstractMean):
         else:
             labels = _labels(self._name, scores, labels)
             right = scores.argmax(axis=1) == labels
-        return _count_and_sum(right.size, right.sum())
+        return np.array([right.size, right.sum()], np.float64)
 
 
 class TopKCategoricalAccuracy(AbstractMean):
@@ -160,7 +162,7 @@ class TopKCategoricalAccuracy(AbstractMean):
         ahead = scores > own
         ahead |= (scores == own) & (np.arange(scores.shape[1]) < labels[:, None])
         hit = (ahead.sum(axis=1) < self.k) & ~np.isnan(own[:, 0])
-        return _count_and_sum(len(labels), hit.sum())
+        return np.array([len(labels), hit.sum()], np.float64)
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
@@ -232,7 +234,7 @@ class Fbeta(_ClassCounts):
     """(1 + beta^2) precision recall / (beta^2 precision + recall), for each class.
 
     Args:
-        beta: weight of recall relative to precision, above 0.
+        beta: weight of recall relative to precision, above 0; with 0 it would be `Precision`.
         group: ranks that combine their samples; by default all.
 
     Raises:
@@ -240,10 +242,7 @@ class Fbeta(_ClassCounts):
     """
 
     def __init__(self, beta: float, group: Group | None = None) -> None:
-        check_number(type(self).__name__, "beta", beta)
-        if beta == 0:
-            raise InputError(f"{type(self).__name__}: beta=0 must be above 0; for beta=0 use Precision.")
-        self.beta = float(beta)
+        self.beta = check_number(type(self).__name__, "beta", beta, above=0.0)
         super().__init__(group)
 
     def result(self, sums: np.ndarray) -> np.ndarray:
@@ -346,10 +345,6 @@ def _total(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return total
 
 
-def _count_and_sum(count: float, total: Array) -> np.ndarray:
-    return get_namespace(total).asarray([count, total], np.float64)
-
-
 def _pair(who: str, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
     if len(inputs) != 2:
         raise InputError(f"{who}: update takes predictions and labels, got {len(inputs)} values.")
@@ -366,17 +361,7 @@ def _labels(who: str, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
         )
     if labels.dtype.kind not in "iu":
         raise LabelError(f"{who}: labels have dtype {labels.dtype}, expected integers.")
-    # NumPy would take a negative label as one from the end.
-    wrong = (labels < 0) | (labels >= scores.shape[1])
-    if wrong.any():
-        position = int(np.argmax(wrong.ravel()))
-        label = int(labels.ravel()[position])
-        raise LabelError(
-            f"{who}: label {label} at position {position} is not in 0 … {scores.shape[1] - 1}.",
-            label=label,
-            position=position,
-            num_classes=scores.shape[1],
-        )
+    check_labels(arrays_of(labels), labels, scores.shape[1], None, who, Words(ignore=""))
     return labels
 
 

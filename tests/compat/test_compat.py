@@ -44,31 +44,47 @@ print(len(same) > 20, all(same))
     assert python(code).stdout == "True True\n"
 
 
-@pytest.mark.parametrize(
-    ("older", "name"),
-    [
-        ("mindspore.communication.management", "mindspore.communication.init"),
-        ("mindspore.dataset.transforms.c_transforms", "mindspore.dataset.transforms.TypeCast"),
-        ("mindspore.dataset.transforms.vision.c_transforms", "mindspore.dataset.vision.RandomCrop"),
-        ("mindspore.nn.loss.loss", "mindspore.nn.CrossEntropyLoss"),
-        ("mindspore.nn.optim.momentum", "mindspore.nn.Momentum"),
-        ("mindspore.nn.wrap.cell_wrapper", "mindspore.nn.PipelineCell"),
-        ("mindspore.ops.composite", "mindspore.ops.value_and_grad"),
-        ("mindspore.parallel.auto_parallel", "mindspore.parallel.AutoParallel"),
-        ("mindspore.parallel.shard", "mindspore.parallel.shard"),
-        ("mindspore.train.amp", "mindspore.train.auto_mixed_precision"),
-        ("mindspore.train.model", "mindspore.ParallelMode"),
-        ("torch.distributed.pipelining.schedules", "torch.distributed.pipelining.Schedule1F1B"),
-        ("torch.nn.parallel.distributed", "torch.nn.parallel.DistributedDataParallel"),
-        ("torch.utils.data.distributed", "torch.utils.data.DistributedSampler"),
-    ],
-)
-def test_other_modules_have_the_same_names(older, name):
+SAME_NAMES = [
+    ("mindspore.communication.management", "mindspore.communication.init"),
+    ("mindspore.dataset.transforms.c_transforms", "mindspore.dataset.transforms.TypeCast"),
+    ("mindspore.dataset.transforms.vision.c_transforms", "mindspore.dataset.vision.RandomCrop"),
+    ("mindspore.nn.loss.loss", "mindspore.nn.CrossEntropyLoss"),
+    ("mindspore.nn.optim.momentum", "mindspore.nn.Momentum"),
+    ("mindspore.nn.wrap.cell_wrapper", "mindspore.nn.PipelineCell"),
+    ("mindspore.ops.composite", "mindspore.ops.value_and_grad"),
+    ("mindspore.parallel.auto_parallel", "mindspore.parallel.AutoParallel"),
+    ("mindspore.parallel.shard", "mindspore.parallel.shard"),
+    ("mindspore.train.amp", "mindspore.train.auto_mixed_precision"),
+    ("mindspore.train.model", "mindspore.ParallelMode"),
+    ("torch.distributed.pipelining.schedules", "torch.distributed.pipelining.Schedule1F1B"),
+    ("torch.nn.parallel.distributed", "torch.nn.parallel.DistributedDataParallel"),
+    ("torch.utils.data.distributed", "torch.utils.data.DistributedSampler"),
+]
+
+
+def test_other_modules_have_the_same_names():
     """A name is one object in all modules of the framework that have it, and importing them replaces none."""
+    code = f"""
+from importlib import import_module
+from simparallel.compat import FRONTS, install
+for front in FRONTS:
+    install(front)
+values = []
+for older, name in {SAME_NAMES}:
     module, _, member = name.rpartition(".")
-    value = getattr(import_module(f"simparallel.compat.{older}"), member)
-    assert not isinstance(value, type(sys))
-    assert value is getattr(import_module(f"simparallel.compat.{module}"), member)
+    value = getattr(import_module(older), member)
+    assert value is getattr(import_module(module), member), name
+    values.append(value)
+from mindspore.nn import loss
+import mindspore.dataset as ds, torch
+assert not any(isinstance(value, type(torch)) for value in values)
+assert ds.transforms.transforms.TypeCast is ds.transforms.TypeCast
+assert torch.utils.data.distributed.DistributedSampler is torch.utils.data.DistributedSampler
+assert loss.SoftmaxCrossEntropyWithLogits is import_module("mindspore.nn").SoftmaxCrossEntropyWithLogits
+print(len(values))
+"""
+    result = python(code)
+    assert (result.stdout, result.stderr) == (f"{len(SAME_NAMES)}\n", "")
 
 
 def test_install_changes_one_process():

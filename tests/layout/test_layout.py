@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
-from simparallel.errors import LayoutError
-from simparallel.layout.layout import INTERLEAVED, Layout, from_strategy
+from simparallel.errors import LayoutError, StrategyError
+from simparallel.layout.layout import INTERLEAVED, Layout
+from simparallel.layout.strategy import layout_of_cuts
 from simparallel.testing.strategies import layouts, shapes
 
 CUBE = Layout((2, 2, 2), ("dp", "sp", "mp"))
@@ -227,7 +228,7 @@ def strategies_on_devices(draw):
 def test_strategy_gives_cuts_and_repeats(case):
     """A layout from a strategy has its cuts, and repeats them on the given side."""
     cuts, device_num, repeat = case
-    layout = from_strategy(cuts, device_num, repeat)
+    layout = layout_of_cuts(cuts, device_num, repeat)
     copies = device_num // prod(cuts)
     firsts = [layout.chunk(rank, 0) for rank in range(device_num)] if cuts else []
 
@@ -244,13 +245,13 @@ def test_strategy_gives_cuts_and_repeats(case):
 
 
 def test_strategies_of_the_worked_examples():
-    assert from_strategy((2, 4), 16).tensor_map == (2, 1)
-    assert from_strategy((2, 4), 8).tensor_map == (1, 0)
-    assert from_strategy((2, 4), 16, "left").tensor_map == (1, 0)
-    assert from_strategy((1, 4), 4).tensor_map == (-1, 0)
-    assert from_strategy((3,), 24).cuts == (3,)  # 24 is not a power of 2, so 3 need not be one either
-    assert from_strategy((), 1).slices(0, ()) == ()
-    assert from_strategy((2, 4), 8, shape=(4, 8)).local_shape((4, 8)) == (2, 2)
+    assert layout_of_cuts((2, 4), 16).tensor_map == (2, 1)
+    assert layout_of_cuts((2, 4), 8).tensor_map == (1, 0)
+    assert layout_of_cuts((2, 4), 16, "left").tensor_map == (1, 0)
+    assert layout_of_cuts((1, 4), 4).tensor_map == (-1, 0)
+    assert layout_of_cuts((3,), 24).cuts == (3,)  # 24 is not a power of 2, so 3 need not be one either
+    assert layout_of_cuts((), 1).slices(0, ()) == ()
+    assert layout_of_cuts((2, 4), 8, shape=(4, 8)).local_shape((4, 8)) == (2, 2)
 
 
 # --- bad arguments -----------------------------------------------------------------------------------
@@ -297,18 +298,27 @@ PAIR = Layout((2, 4), ("dp", "mp"))
         lambda: PAIR("dp").with_partial(("mp", "mp")),
         lambda: PAIR("dp").with_partial("pp"),
         lambda: Layout((2, 2), ("dp", INTERLEAVED))("dp").with_partial(INTERLEAVED),
-        lambda: from_strategy((2, 4, 1), 8, shape=(4, 4)),
-        lambda: from_strategy([2, 4], 8),
-        lambda: from_strategy((2, 0), 8),
-        lambda: from_strategy((2.0,), 8),
-        lambda: from_strategy((3, 1), 9, shape=(784, 1)),
-        lambda: from_strategy((7,), 8),
-        lambda: from_strategy((4, 4), 8),
-        lambda: from_strategy((5,), 24),
-        lambda: from_strategy((2,), 0),
-        lambda: from_strategy((2,), 8, "middle"),
     ],
 )
 def test_bad_arguments_name_the_offender(call):
     with refused(LayoutError):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: layout_of_cuts((2, 4, 1), 8, shape=(4, 4)),
+        lambda: layout_of_cuts([2, 4], 8),
+        lambda: layout_of_cuts((2, 0), 8),
+        lambda: layout_of_cuts((2.0,), 8),
+        lambda: layout_of_cuts((3, 1), 9, shape=(784, 1)),
+        lambda: layout_of_cuts((7,), 8),
+        lambda: layout_of_cuts((4, 4), 8),
+        lambda: layout_of_cuts((5,), 24),
+        lambda: layout_of_cuts((2,), 0),
+    ],
+)
+def test_bad_cuts_are_refused(call):
+    with refused(StrategyError):
         call()

@@ -14,13 +14,14 @@ import simparallel as sp
 from simparallel.clock.recorder import current_recorder
 from simparallel.errors import RunFailedError
 from simparallel.layout.fewest_waits import TINY_BYTES, estimate_s, plan_quick_redistribution
-from simparallel.layout.layout import Layout, from_strategy
+from simparallel.layout.layout import Layout
 from simparallel.layout.redistribution import plan_redistribution
 from simparallel.layout.sharding import placement
+from simparallel.layout.strategy import layout_of_cuts
 from simparallel.parallel import distribute_tensor, quick_redistribution
 from simparallel.parallel.operator.interpreter import sharder
 
-ROWS, COLUMNS = from_strategy((2, 2), 4), from_strategy((1, 4), 4)  # by messages, without a quick plan
+ROWS, COLUMNS = layout_of_cuts((2, 2), 4), layout_of_cuts((1, 4), 4)  # by messages, without a quick plan
 
 
 def with_sums(layouts):

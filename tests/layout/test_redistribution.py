@@ -13,9 +13,10 @@ from refusals import refused
 import simparallel as sp
 from simparallel.errors import LayoutError, ShapeError
 from simparallel.layout.boxes import Moves, box_of, intersection, size_of
-from simparallel.layout.layout import Layout, from_strategy
+from simparallel.layout.layout import Layout
 from simparallel.layout.redistribution import plan_redistribution
 from simparallel.layout.sharding import placement
+from simparallel.layout.strategy import layout_of_cuts
 from simparallel.parallel import distribute_tensor, from_local
 from simparallel.parallel.operator.interpreter import sharder
 
@@ -94,7 +95,7 @@ def test_plan_for_many_ranks_lists_no_pairs(monkeypatch):
     asked = []
     gets = Moves._incoming
     monkeypatch.setattr(Moves, "_incoming", lambda self, rank: asked.append(rank) or gets(self, rank))
-    rows, columns = from_strategy((1024, 1), 1024), from_strategy((1, 1024), 1024)
+    rows, columns = layout_of_cuts((1024, 1), 1024), layout_of_cuts((1, 1024), 1024)
     plan = plan_redistribution(rows, columns, (1024, 2048))
 
     assert str(plan.steps[0]).startswith("all_to_all dim 1, 0 over [0, 1, 2,")
@@ -106,7 +107,7 @@ def test_plan_for_many_ranks_lists_no_pairs(monkeypatch):
 def test_between_meshes_of_different_shape():
     """Rows over 8 to columns over 4 that repeat: the meshes have no common axes."""
     for a, b in product([(8, 1), (1, 8), (2, 4), (4, 1), (2, 2), (1, 1)], repeat=2):
-        source, target = from_strategy(a, 8), from_strategy(b, 8, "left")
+        source, target = layout_of_cuts(a, 8), layout_of_cuts(b, 8, "left")
         plan = plan_redistribution(source, target, SHAPE)
         assert plan.received_bytes(1) == tuple(lacking(source, target, rank) for rank in range(8))
 
@@ -144,12 +145,12 @@ def test_every_pair_moves_right_values_and_bytes(sizes, shape, step):
 @pytest.mark.parametrize(
     ("source", "target", "text", "size_bytes"),
     [
-        (from_strategy((8, 1), 8), Layout((2, 4), ("m", "k"))("m", "k"), "all_to_all", 9408),
-        (Layout((2, 4), ("m", "k"))("m", "None").with_partial("k"), from_strategy((4, 1), 8), "all_reduce + slice", 0),
-        (Layout((8,), ("k",))("None", "None").with_partial("k"), from_strategy((8, 1), 8), "reduce_scatter", 21952),
-        (from_strategy((8, 1), 8), Layout((8,), ("a",))("None", "None"), "all_gather", 87808 // 4),
-        (Layout((8,), ("a",))("None", "None"), from_strategy((8, 1), 8), "slice", 0),
-        (from_strategy((2, 1), 8), Layout((2, 4), ("d0", "r"))("d0", "None"), "nothing", 0),
+        (layout_of_cuts((8, 1), 8), Layout((2, 4), ("m", "k"))("m", "k"), "all_to_all", 9408),
+        (Layout((2, 4), ("m", "k"))("m", "None").with_partial("k"), layout_of_cuts((4, 1), 8), "all_reduce + slice", 0),
+        (Layout((8,), ("k",))("None", "None").with_partial("k"), layout_of_cuts((8, 1), 8), "reduce_scatter", 21952),
+        (layout_of_cuts((8, 1), 8), Layout((8,), ("a",))("None", "None"), "all_gather", 87808 // 4),
+        (Layout((8,), ("a",))("None", "None"), layout_of_cuts((8, 1), 8), "slice", 0),
+        (layout_of_cuts((2, 1), 8), Layout((2, 4), ("d0", "r"))("d0", "None"), "nothing", 0),
     ],
 )  # fmt: skip
 def test_plans_are_named_after_their_steps(source, target, text, size_bytes):

@@ -454,7 +454,7 @@ WITHOUT_INIT = """
 import sys
 import simparallel as sp
 from simparallel.compat import mindspore as ms
-from simparallel.compat.mindspore.communication.management import get_group_size, get_rank
+from simparallel.compat.mindspore.communication import get_group_size, get_rank
 from simparallel.clock.recorder import current_recorder
 ms.set_context(device_target="Ascend")
 ms.runtime.set_memory(max_size="2MB")

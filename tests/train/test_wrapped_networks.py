@@ -284,22 +284,6 @@ def test_best_weights_have_unwrapped_names(inline, tmp_path):
             np.testing.assert_allclose(weights, results[False, False][0], rtol=1e-5)
 
 
-def test_old_best_weights_have_wrapper_names(inline):
-    def program():
-        stopping = EarlyStopping("loss", patience=2, restore_best_weights=True)
-        network = DistributedDataParallel(nn.Linear(6, 3))
-        older = {"wait": 0, "best": -1.0, "best_weights": network.state_dict(), "stopped_epoch": 0}
-
-        class Load(sp.Callback):
-            def on_train_begin(self, run_context: Any) -> None:
-                stopping.load_state_dict(older)
-
-        make(network).train(1, batches(0, 2), [stopping, Load()], progress=False)
-        return np.array_equal(network.module.weight.data, older["best_weights"]["module.weight"])
-
-    assert inline.run(1, program) == [True]
-
-
 @pytest.mark.parametrize("kind", ["bare", "ddp", "dp", "ddp of dp"])
 def test_checkpoint_does_not_depend_on_wrapper(tmp_path, kind):
     def save():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array, get_namespace, random_uniform
-from simparallel.base.checks import check_choice, check_integer
+from simparallel.base.checks import check_choice, check_integer, check_number
 from simparallel.data.transforms.base import RandomTransform, Transform, image_dims
 from simparallel.data.transforms.basic import decoded, with_colours
 from simparallel.errors import InputError, ShapeError
@@ -41,10 +41,9 @@ class RandomFlip(RandomTransform):
 
     def __init__(self, prob: float = 0.5, direction: str = "horizontal", seed: int = 0, is_hwc: bool = True) -> None:
         super().__init__(seed)
-        if not isinstance(prob, (int, float)) or not 0 <= prob <= 1:
-            raise InputError(f"RandomFlip: prob={prob!r} must be a number in 0 … 1.")
         check_choice("RandomFlip", "direction", direction, ("horizontal", "vertical"))
-        self.prob, self.direction, self.is_hwc = prob, direction, bool(is_hwc)
+        self.prob = check_number("RandomFlip", "prob", prob, high=1.0)
+        self.direction, self.is_hwc = direction, bool(is_hwc)
 
     @property
     def stream(self) -> str:
@@ -330,7 +329,7 @@ class RandomResizedCrop(RandomTransform):
         self._resize = Resize(self.size, interpolation, is_hwc)
 
     def _numbers(self, index: np.ndarray, epoch: int) -> np.ndarray:
-        """Draw sample by sample, without a cache: it would take 176 bytes per sample."""
+        """Return a row of random numbers in 0 … 1 for each sample; not cached, which would take 176 bytes a sample."""
         # Two numbers for each attempt, and two for the position.
         count, stream = 2 * self.max_attempts + 2, f"{self.stream}/{epoch}"
         # Each sample has its own range of the stream, so its numbers do not depend on the batch.

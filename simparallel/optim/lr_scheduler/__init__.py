@@ -1,4 +1,4 @@
-"""Learning-rate schedulers as in PyTorch: objects beside the optimizer, advanced by `step()`."""
+"""Learning-rate schedulers as in PyTorch: objects that set the rates of an optimizer in each `step()`."""
 
 from simparallel.optim.lr_scheduler.base import LambdaLR, LRScheduler
 from simparallel.optim.lr_scheduler.cyclic import CosineAnnealingWarmRestarts, CyclicLR, OneCycleLR

@@ -30,7 +30,7 @@ class LRScheduler:
         base_lrs: the initial rate of each group.
 
     Raises:
-        InputError: not one schedule for each group, a bad rate, an optimizer with a schedule of its own as lr, or no
+        InputError: not one schedule for each group, a bad rate, an optimizer whose lr is a schedule, or no
             "initial_lr" to continue from.
     """
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simparallel.base.checks import check_choice, check_integer, check_number
+from simparallel.base.checks import check_choice, check_count, check_number
 from simparallel.errors import InputError
 from simparallel.optim.lr_scheduler.base import LRScheduler
 from simparallel.optim.optimizer import Optimizer
@@ -92,11 +92,10 @@ class CyclicLR(MomentumScheduler):
         max_momentum: float | Sequence[float] = 0.9,
         last_epoch: int = -1,
     ) -> None:
-        check_integer(self._name, "step_size_up", step_size_up, 1)
-        check_integer(self._name, "step_size_down", step_size_up if step_size_down is None else step_size_down, 1)
         check_number(self._name, "gamma", gamma)
-        self.step_size_up = step_size_up
-        self.step_size_down = step_size_up if step_size_down is None else step_size_down
+        self.step_size_up = check_count(self._name, "step_size_up", step_size_up)
+        down = step_size_up if step_size_down is None else step_size_down
+        self.step_size_down = check_count(self._name, "step_size_down", down)
         check_choice(self._name, "mode", mode, ("triangular", "triangular2", "exp_range"))
         check_choice(self._name, "scale_mode", scale_mode, ("cycle", "iterations"))
         self.mode, self.gamma, self.scale_mode = mode, gamma, scale_mode
@@ -147,12 +146,11 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         T_i: length of the cycle.
     """
 
+    settings = {"T_0": check_count, "T_mult": check_count, "eta_min": check_number}
+
     def __init__(
         self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
     ) -> None:
-        check_integer(self._name, "T_0", T_0, 1)
-        check_integer(self._name, "T_mult", T_mult, 1)
-        check_number(self._name, "eta_min", eta_min)
         self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
         self._place = float(last_epoch + 1)
         self._begin(optimizer, last_epoch)
@@ -248,18 +246,13 @@ class OneCycleLR(MomentumScheduler):
         if total_steps is None:
             if epochs is None or steps_per_epoch is None:
                 raise InputError(f"{self._name}: give total_steps, or epochs and steps_per_epoch.")
-            check_integer(self._name, "epochs", epochs, 1)
-            check_integer(self._name, "steps_per_epoch", steps_per_epoch, 1)
-            total_steps = epochs * steps_per_epoch
-        check_integer(self._name, "total_steps", total_steps, 1)
-        check_number(self._name, "pct_start", pct_start)
-        if pct_start > 1:
-            raise InputError(f"{self._name}: pct_start={pct_start!r} must be a share of the steps, 0 to 1.")
+            per_epoch = check_count(self._name, "steps_per_epoch", steps_per_epoch)
+            total_steps = check_count(self._name, "epochs", epochs) * per_epoch
+        check_count(self._name, "total_steps", total_steps)
+        check_number(self._name, "pct_start", pct_start, high=1.0)
         check_choice(self._name, "anneal_strategy", anneal_strategy, ("cos", "linear"))
         for name, factor in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
-            check_number(self._name, name, factor)
-            if factor == 0:
-                raise InputError(f"{self._name}: {name}=0 must be above 0; rates are divided by it.")
+            check_number(self._name, name, factor, above=0.0)
         self.total_steps, self.anneal_strategy = total_steps, anneal_strategy
         self._points = _points(float(pct_start), total_steps, three_phase)
         tops = self._numbers("max_lr", max_lr, optimizer)
@@ -282,7 +275,7 @@ class OneCycleLR(MomentumScheduler):
         return self._at(number, self._momentums[i])
 
     def _at(self, number: int, levels: tuple[float, float, float]) -> float:
-        """Interpolate between these levels at a step."""
+        """Return the value of the curve at step `number`; `levels` are the values at LAST, FIRST and TOP."""
         # Find the segment of the curve that contains the step.
         i = 1
         while number > self._points[i][0] and i < len(self._points) - 1:
@@ -296,7 +289,7 @@ class OneCycleLR(MomentumScheduler):
 
 
 def _points(pct_start: float, total_steps: int, three_phase: bool) -> list[Point]:
-    """Return the turning points of the curve."""
+    """Return the turning points of the curve, for the arguments of `OneCycleLR`."""
     # Steps count from 0, so the top is one less than its share of the steps; the way back is as long as the way up.
     top = pct_start * total_steps - 1
     back = [(2 * pct_start * total_steps - 2, FIRST)] if three_phase else []

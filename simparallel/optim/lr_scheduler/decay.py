@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import partial
 
 from simparallel.base.checks import check_count, check_integer, check_number
-from simparallel.errors import InputError
 from simparallel.optim.lr_scheduler.base import LRScheduler
 from simparallel.optim.optimizer import Optimizer
 
@@ -19,9 +19,10 @@ def check_each(who: str, name: str, values: Iterable[int]) -> None:
 
 
 class Relative(LRScheduler):
-    """Base of schedulers that compute rates in closed form, but continue from a rate that was set elsewhere.
+    """Base of schedulers that compute rates in closed form, from the initial rate and the number of the step.
 
-    If the rate was set by hand or by another scheduler, the next one is derived from the current rate, as in PyTorch.
+    If a program or another scheduler has changed the rate, the next one is derived from the current rate, as in
+    PyTorch.
     """
 
     def _first(self, i: int) -> float:
@@ -130,7 +131,10 @@ class LinearLR(Factor):
         total_iters: the epoch (or step) at which `end_factor` is reached, 1 or more.
     """
 
-    settings = {"start_factor": check_number, "end_factor": check_number, "total_iters": check_count}
+    settings = {
+        "start_factor": partial(check_number, above=0.0, high=1.0), "end_factor": partial(check_number, high=1.0),
+        "total_iters": check_count,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -142,14 +146,6 @@ class LinearLR(Factor):
     ) -> None:
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         self._begin(optimizer, last_epoch)
-
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        if not 0 < self.start_factor <= 1 or self.end_factor > 1:
-            raise InputError(
-                f"{self._name}: start_factor={self.start_factor!r} must be above 0 and at most 1, and "
-                f"end_factor={self.end_factor!r} at most 1."
-            )
 
     def factor(self, number: int) -> float:
         over = min(number, self.total_iters) / self.total_iters
@@ -168,7 +164,7 @@ class ConstantLR(Factor):
     def __init__(
         self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
     ) -> None:
-        check_number(self._name, "factor", factor, below=math.nextafter(1.0, 2.0))
+        check_number(self._name, "factor", factor, high=1.0)
         check_integer(self._name, "total_iters", total_iters)
         self._factor, self.total_iters = factor, total_iters
         self._begin(optimizer, last_epoch)
@@ -186,9 +182,9 @@ class PolynomialLR(Factor):
         power: 0 or more.
     """
 
+    settings = {"total_iters": check_count, "power": check_number}
+
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
-        check_integer(self._name, "total_iters", total_iters, 1)
-        check_number(self._name, "power", power)
         self.total_iters, self.power = total_iters, power
         self._begin(optimizer, last_epoch)
 

@@ -33,7 +33,7 @@ class ReduceLROnPlateau(LRScheduler):
         cooldown_counter: remaining epochs of the cooldown.
 
     Raises:
-        InputError: a setting out of range, or an optimizer with a schedule of its own as lr.
+        InputError: a setting out of range, or an optimizer whose lr is a schedule.
     """
 
     def __init__(

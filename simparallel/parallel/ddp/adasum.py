@@ -20,7 +20,7 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, to_host
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_integer, check_state
 from simparallel.clock.memory import OPTIMIZER
 from simparallel.comm import Group, Work, current
 from simparallel.errors import InputError, StateDictError
@@ -307,10 +307,7 @@ class AdasumOptimizer:
             StateDictError: the state is of another optimizer or of other parameters, or was saved between two exchanges
                 on another number of ranks.
         """
-        if set(state_dict) != {"optimizer", "steps_since_exchange", "starts", "ranks"}:
-            raise StateDictError(
-                f"AdasumOptimizer: the state has {', '.join(sorted(state_dict))}; it belongs to another optimizer."
-            )
+        check_state("AdasumOptimizer", state_dict, ("optimizer", "steps_since_exchange", "starts", "ranks"))
         starts = state_dict["starts"]
         sizes, wanted = [len(start) for start in starts], [bucket.flat.size for bucket in self._starts]
         if starts and sizes != wanted:

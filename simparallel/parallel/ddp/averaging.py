@@ -16,7 +16,7 @@ from typing import Any
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
-from simparallel.base.checks import check_integer
+from simparallel.base.checks import check_count, check_integer
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, Work, current
 from simparallel.errors import InputError
@@ -40,9 +40,9 @@ class PeriodicModelAverager:
     """
 
     def __init__(self, period: int, warmup_steps: int = 0, process_group: Group | None = None) -> None:
-        for name, value, least in (("period", period, 1), ("warmup_steps", warmup_steps, 0)):
-            check_integer("PeriodicModelAverager", name, value, least)
-        self.period, self.warmup_steps, self.process_group = int(period), int(warmup_steps), process_group
+        self.period = check_count("PeriodicModelAverager", "period", period)
+        self.warmup_steps = check_integer("PeriodicModelAverager", "warmup_steps", warmup_steps)
+        self.process_group = process_group
         self.step = 0
 
     def __repr__(self) -> str:
@@ -150,9 +150,8 @@ class PostLocalSGDState:
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
-        check_integer("PostLocalSGDState", "start_localSGD_iter", start_localSGD_iter)
         self.process_group, self.subgroup = process_group, subgroup
-        self.start_localSGD_iter = int(start_localSGD_iter)
+        self.start_localSGD_iter = check_integer("PostLocalSGDState", "start_localSGD_iter", start_localSGD_iter)
         self.post_local_gradient_allreduce = bool(post_local_gradient_allreduce)
         self.iter = 0
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, assign, filled, get_namespace
+from simparallel.backend import Array, assign, filled, get_namespace, views_of
 from simparallel.clock.memory import BUFFERS, GRADIENTS
 from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.comm import Communicator, Group, Work
@@ -43,12 +43,7 @@ class Bucket:
         self.flat = empty_like(tensors[0].data, size, communicator, dtype)
         self.device = tensors[0]._device or FIRST
         observer_of(self.device).memory.hold(self.flat, category)
-        self.views: list[Array] = []
-        start = 0
-        for tensor in tensors:
-            data = tensor.data
-            self.views.append(self.flat[start : start + data.size].reshape(data.shape))
-            start += data.size
+        self.views = views_of(self.flat, [tensor.data.shape for tensor in tensors])
 
     def load(self) -> None:
         """Copy the data of the tensors into the bucket."""
@@ -197,7 +192,7 @@ def empty_like(like: Array, size: int, communicator: Communicator, dtype: Any = 
 def partition(tensors: Sequence[Tensor], cap_bytes: float, first_cap_bytes: float | None = None) -> list[list[Tensor]]:
     """Split tensors, in their order, where a part would exceed its cap, and where dtype or device change.
 
-    A tensor that is larger than the cap is a part of its own.
+    A tensor that is larger than the cap is a part alone.
     """
     parts: list[list[Tensor]] = []
     filled = 0

@@ -8,8 +8,8 @@ in place, and `parameter.grad` is a view of its bucket. `reducer.py` does the wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any
 
@@ -214,16 +214,14 @@ class DistributedDataParallel(Module):
         # The mark is placed after the outputs, so that backward meets it before any parameter.
         return self._mark(y) if will_reduce else y
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients in each rank's `.grad` inside the block, without communication.
 
         The place of the forward pass decides: the backward of a forward pass inside the block does not reduce. The
         first backward after the block reduces the accumulated gradients. For a checkpointed part the second run
         decides, which happens in backward. Collective: no.
         """
-        with setting(self, require_backward_grad_sync=False):
-            yield
+        return setting(self, require_backward_grad_sync=False)
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Let `hook(state, bucket)` reduce the buckets, instead of the mean over the ranks.

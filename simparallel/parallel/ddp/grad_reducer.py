@@ -69,11 +69,7 @@ class DistributedGradReducer:
             raise InputError(f"{WHO}: mean={mean!r} must be True, False or None.")
         self.mean = bool(get_auto_parallel_context("gradients_mean") if mean is None else mean)
         self._read = SettingsRead("gradients_mean") if mean is None else None
-        if degree is not None:
-            check_number(WHO, "degree", degree)
-            if degree == 0:
-                raise InputError(f"{WHO}: degree=0 must be above 0.")
-        self.degree = float(size if degree is None else degree)
+        self.degree = check_number(WHO, "degree", size if degree is None else degree, above=0.0)
         # The collective can divide only by the number of ranks; any other degree divides afterwards.
         self._op = "mean" if self.mean and self.degree == size else "sum"
         numbers = {id(parameter): i for i, parameter in enumerate(self.parameters)}

@@ -9,7 +9,7 @@ M, so ranks average P and Q: (n + m) r numbers instead of n m.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.arrays.host.sums import wider
-from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host
-from simparallel.base.checks import check_integer
+from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host, views_of
+from simparallel.base.checks import check_count, check_integer, check_number, check_state
 from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work
 from simparallel.errors import InputError, StateDictError
@@ -62,20 +62,13 @@ class PowerSGDState:
         warm_start: bool = True,
         random_seed: int = 0,
     ) -> None:
-        for name, value, low in (
-            ("matrix_approximation_rank", matrix_approximation_rank, 1),
-            ("start_powerSGD_iter", start_powerSGD_iter, 0),
-            ("random_seed", random_seed, 0),
-        ):
-            check_integer("PowerSGDState", name, value, low)
-        if not min_compression_rate > 0:
-            raise InputError(f"PowerSGDState: min_compression_rate={min_compression_rate!r} must be more than 0.")
+        who = "PowerSGDState"
+        self.matrix_approximation_rank = check_count(who, "matrix_approximation_rank", matrix_approximation_rank)
+        self.start_powerSGD_iter = check_integer(who, "start_powerSGD_iter", start_powerSGD_iter)
+        self.random_seed = check_integer(who, "random_seed", random_seed)
         self.process_group = process_group
-        self.matrix_approximation_rank = int(matrix_approximation_rank)
-        self.start_powerSGD_iter = int(start_powerSGD_iter)
-        self.min_compression_rate = min_compression_rate
+        self.min_compression_rate = check_number(who, "min_compression_rate", min_compression_rate, above=0.0)
         self.use_error_feedback, self.warm_start = bool(use_error_feedback), bool(warm_start)
-        self.random_seed = int(random_seed)
         self.iter = 0
         self._factors: dict[int, _Factors] = {}
         # Loaded states of buckets that have not been reduced yet.
@@ -110,11 +103,7 @@ class PowerSGDState:
 
         Collective: no.
         """
-        wanted = set(self.state_dict())
-        if set(state_dict) != wanted:
-            raise StateDictError(
-                f"PowerSGDState: state with {', '.join(sorted(state_dict))}; needs {', '.join(sorted(wanted))}."
-            )
+        check_state("PowerSGDState", state_dict, self.state_dict())
         rank = state_dict["matrix_approximation_rank"]
         if rank != self.matrix_approximation_rank:
             raise StateDictError(
@@ -181,7 +170,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
     factors.note("PowerSGD.compress", start_ns, 1)
     rest: Work | None = None
     if factors.rest.size:
-        # Vectors and small tensors travel beside P, in one message of their own.
+        # Vectors and small tensors are reduced whole, in a separate message while P is sent.
         rest = collectives.all_reduce(factors.rest, "mean", group, async_op=True)
     work = collectives.all_reduce(factors.all_p, "mean", group, async_op=True)
 
@@ -226,7 +215,7 @@ class _Factors:
         self._xp = get_namespace(bucket.buffer())
         # (number, n, m, r) of each compressed weight.
         sizes: list[tuple[int, int, int, int]] = []
-        self._whole: list[Array] = []
+        whole: list[Array] = []
         for number, view in enumerate(bucket.gradients()):
             # As in PyTorch, dim 0 (the output channels) gives the rows.
             n = view.shape[0] if view.ndim > 1 and view.size else 0
@@ -236,23 +225,23 @@ class _Factors:
             if (n + m) * r * state.min_compression_rate < n * m:
                 sizes.append((number, n, m, r))
             else:
-                self._whole.append(view)
+                whole.append(view)
         # All factors of a bucket are contiguous, so one all-reduce sends them.
         self.all_p = bucket.scratch("PowerSGD.P", sum(n * r for _, n, _, r in sizes))
         self.all_q = bucket.scratch("PowerSGD.Q", sum(m * r for _, _, m, r in sizes))
-        self.rest = bucket.scratch("PowerSGD.rest", sum(view.size for view in self._whole))
+        self.rest = bucket.scratch("PowerSGD.rest", sum(view.size for view in whole))
+        # (view of the bucket, its place in `rest`).
+        self._whole = list(zip(whole, views_of(self.rest, [view.shape for view in whole]), strict=True))
         self.num_sent = self.all_p.size + self.all_q.size + self.rest.size
         # Flops of one product (M Q, Mᵀ P or P Qᵀ) over all weights.
         self._flops = sum(2 * n * m * r for _, n, m, r in sizes)
         self.matrices: list[_Matrix] = []
-        p_at = q_at = 0
-        for number, n, m, r in sizes:
+        all_p = views_of(self.all_p, [(n, r) for _, n, _, r in sizes])
+        all_q = views_of(self.all_q, [(m, r) for _, _, m, r in sizes])
+        for (number, n, m, _), p, q in zip(sizes, all_p, all_q, strict=True):
             matrix = bucket.gradients()[number].reshape(n, m)
-            p = self.all_p[p_at : p_at + n * r].reshape(n, r)
-            q = self.all_q[q_at : q_at + m * r].reshape(m, r)
             error = self._xp.zeros_like(matrix) if state.use_error_feedback else None
             self.matrices.append(_Matrix(number, matrix, p, q, error))
-            p_at, q_at = p_at + n * r, q_at + m * r
         self._has_q = False
 
     def compress(self, state: PowerSGDState) -> None:
@@ -270,7 +259,8 @@ class _Factors:
                 # communication.
                 q[...] = self._orthonormal(to_device_like(drawn, q))
             p[...] = m @ q
-        _store(self._whole, self.rest)
+        for view, place in self._whole:
+            place[...] = view
 
     def project(self) -> None:
         """Make P orthonormal, and compute Q = Mᵀ P of this rank's M, to be averaged.
@@ -331,10 +321,8 @@ class _Factors:
 
     def store_rest(self) -> None:
         """Copy the tensors that were reduced whole back to the bucket."""
-        start = 0
-        for view in self._whole:
-            view[...] = self.rest[start : start + view.size].reshape(view.shape)
-            start += view.size
+        for view, place in self._whole:
+            view[...] = place
 
     def note(self, name: str, start_ns: int, num_products: int) -> None:
         """Record the work on the simulated clock."""
@@ -349,10 +337,3 @@ class _Factors:
         """Return an orthonormal basis of the column space of x (rows, r), computed in a wider dtype."""
         # NumPy's QR has no float16.
         return self._xp.linalg.qr(x.astype(wider(x.dtype), copy=False))[0]
-
-
-def _store(views: Sequence[Array], flat: Array) -> None:
-    start = 0
-    for view in views:
-        flat[start : start + view.size] = view.reshape(-1)
-        start += view.size

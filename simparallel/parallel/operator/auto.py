@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import zip_longest
@@ -35,8 +35,9 @@ from simparallel.clock.memory import parse_bytes
 from simparallel.comm import current
 from simparallel.comm.blocks import exchange_objects
 from simparallel.errors import CollectiveMismatchError, InputError, LayoutError, StrategyError
-from simparallel.layout.layout import Layout, from_strategy
+from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import Placement, placement
+from simparallel.layout.strategy import layout_of_cuts
 from simparallel.nn.deferred import deferred_init
 from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.operator.op_call import Implicit, mode
@@ -47,12 +48,13 @@ WARN_FROM_BYTES = 1 << 12
 MODES = ("semi_auto", "auto", "sharding_propagation", "recursive_programming")
 
 
-class no_init_parameters(deferred_init):
-    """A block that creates parameters without data: they get a shape, a dtype and an initializer.
+def no_init_parameters() -> AbstractContextManager[None]:
+    """Return a block that creates parameters without data: they get a shape, a dtype and an initializer.
 
     Under `AutoParallel`, or with `distribute_module`, each rank later draws only its slices, bit for bit equal to the
     slices of the whole; an op on plain tensors draws its parameters whole.
     """
+    return deferred_init()
 
 
 class AutoParallel:
@@ -296,35 +298,19 @@ def micro_batches(*inputs: Any) -> list[tuple[Any, ...]]:
     return [inputs] if interpreter is None else interpreter.micro_batches(inputs)
 
 
-@contextmanager
-def explicit_redistribution() -> Iterator[None]:
+def explicit_redistribution() -> AbstractContextManager[None]:
     """Make implicit redistributions errors inside the block: an op raises StrategyError instead of moving an input."""
-    with setting(mode, strict=True):
-        yield
+    return setting(mode, strict=True)
 
 
-@contextmanager
-def quick_redistribution() -> Iterator[None]:
+def quick_redistribution() -> AbstractContextManager[None]:
     """Redistribute small tensors inside the block by the plan that takes the least time, not the fewest bytes.
 
     Such a plan uses one collective in place of several messages, for at most 64 KiB per rank; `layout.fewest_waits` has
     the estimate that chooses it. Backward uses the setting that is active when it runs. All ranks must enter the block.
     It pays off in real time, between processes; in simulated time the plan of the fewest bytes is usually best.
     """
-    with setting(mode, quick=True):
-        yield
-
-
-@contextmanager
-def implicit_replication(ranks: tuple[int, ...] | None = None) -> Iterator[None]:
-    """Treat plain tensors beside sharded ones as replicated inside the block.
-
-    Args:
-        ranks: those that run the ops, this one among them, such as `mesh.group("tp", rank)`: other ranks have other
-            values, as with data parallelism. None for those of a block around this one, or all.
-    """
-    with setting(mode, ranks=ranks or mode.ranks, replicating=True):
-        yield
+    return setting(mode, quick=True)
 
 
 @contextmanager
@@ -370,7 +356,7 @@ def input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout:
             )
         layout = entry
     elif isinstance(entry, tuple):
-        layout = from_strategy(entry, device_num, "left")
+        layout = layout_of_cuts(entry, device_num, "left")
     else:
         axes = ("batch",) if entry == "data_parallel" and shape else ()
         layout = Layout((device_num,), ("batch",))(*axes, *["None"] * (len(shape) - len(axes)))

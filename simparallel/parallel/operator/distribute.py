@@ -10,9 +10,9 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_tensor
 from simparallel.comm import current
 from simparallel.errors import LayoutError, StrategyError
-from simparallel.layout.layout import Layout, from_strategy
+from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import placement
-from simparallel.layout.strategy import out_entry
+from simparallel.layout.strategy import layout_of_cuts, out_entry
 from simparallel.nn import Module
 from simparallel.parallel.ddp.same_model import check_may_be_cut
 from simparallel.parallel.operator.interpreter import SHARDED, move_tensor, relabelled, shard_parameter, sharder
@@ -144,7 +144,7 @@ def _lay(x: Any, entry: Any, what: str) -> Any:
         return x
     value = as_tensor(x)
     try:
-        layout = entry if isinstance(entry, Layout) else from_strategy(entry, current().world_size, shape=value.shape)
+        layout = entry if isinstance(entry, Layout) else layout_of_cuts(entry, current().world_size, shape=value.shape)
     except LayoutError as error:
         raise StrategyError(f"shard: {what}: {error}") from None
     if value.placement is not None:

@@ -110,7 +110,7 @@ class Postponed:
 
         Args:
             leaf: a parameter.
-            gradient: this rank's addend, in memory of its own; the sum overwrites it.
+            gradient: this rank's addend, in memory that nothing else uses; the sum overwrites it.
             group: the ranks that hold the addends.
 
         Returns:

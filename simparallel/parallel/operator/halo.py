@@ -23,7 +23,7 @@ from simparallel.autograd import Plan, Spec
 from simparallel.backend import Array, get_namespace
 from simparallel.layout.boxes import Box, Moves, box_of, boxes_of, intersection, shape_of, within
 from simparallel.layout.sharding import Sharding
-from simparallel.parallel.operator.redistribute import Move, swap
+from simparallel.parallel.operator.redistribute import Move, assemble, by_messages, swap
 
 
 class WindowCut:
@@ -97,7 +97,7 @@ def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
     gets = {move.source: within(move.box, need) for move in others if move.target == rank}
     gives = {move.target: within(move.box, have) for move in others if move.source == rank}
     own_in_need, own_in_have = within(own, need), within(own, have)
-    shapes_in = {move.source: shape_of(move.box) for move in others if move.target == rank}
+    fetch = by_messages(gives, gets)
     shapes_out = {move.target: shape_of(move.box) for move in others if move.source == rank}
 
     def widen(x: Array) -> Array:
@@ -105,11 +105,7 @@ def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
         if own == need:
             swap(x, gives, {})
             return x if need == have else x[own_in_have]
-        y = get_namespace(x).empty_like(x, shape=shape_of(need))
-        y[own_in_need] = x[own_in_have]
-        for source, part in swap(x, gives, shapes_in).items():
-            y[gets[source]] = part
-        return y
+        return assemble(x, shape_of(need), (own_in_need, own_in_have), fetch)
 
     def narrow(dy: Array) -> Array:
         if need == have and not gives:

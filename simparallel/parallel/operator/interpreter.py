@@ -16,8 +16,8 @@ Steps 1, 2 and the groups are worked out once for inputs of equal layouts, and k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ from simparallel import collectives
 from simparallel.arrays.seam import arrays_of
 from simparallel.autograd import Context, Op, Redistribute, Tensor, running_backward
 from simparallel.autograd.interpreter import NamedInterpreter
-from simparallel.autograd.tape import Node, Reversible, grad_mode
+from simparallel.autograd.tape import Node, Reversible, grad_mode, node_of
 from simparallel.backend import Array, get_namespace, has_data, is_array
 from simparallel.base.attributes import setting
 from simparallel.base.callsite import user_line
@@ -80,7 +80,7 @@ class Sharder:
 
 
 class CompiledMove(Reversible):
-    """A redistribution, compiled for this rank; also the op of its tape node, as it keeps no state."""
+    """A redistribution, compiled for this rank; also the op of its node in the autograd graph, as it keeps no state."""
 
     sums_result = True
 
@@ -170,11 +170,15 @@ def sharder() -> Sharder:
     return found
 
 
-@contextmanager
-def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
-    """Run the ops of the block on these ranks only: strategies cut over them, and plain tensors count as replicated."""
-    with setting(mode, ranks=ranks, replicating=True):
-        yield
+def implicit_replication(ranks: tuple[int, ...] | None = None) -> AbstractContextManager[None]:
+    """Treat plain tensors among the inputs of an op as replicated inside the block, if others are sharded.
+
+    Args:
+        ranks: those that run the ops, over which strategies cut, this one among them, such as
+            `mesh.group("tp", rank)`: other ranks have other values, as with data parallelism. None for those of a
+            block around this one, or all.
+    """
+    return setting(mode, ranks=ranks or mode.ranks, replicating=True)
 
 
 def group_along(mesh: Mesh, axes: Sequence[str]) -> Group | None:
@@ -469,25 +473,14 @@ class ShardedInterpreter(NamedInterpreter):
 SHARDED = ShardedInterpreter("SHARDED")
 
 
-class _Relabel(Reversible):
-    """The autograd op of a tensor whose memory is relabelled as a slice, or as a plain tensor."""
-
-    needs = (True,)
-
-    def __init__(self, carry: Callable[[Any], Any] | None) -> None:
-        self._carry = carry
-
-    def run_backward(self, ctx: Any, dy: Any) -> tuple[Any]:
-        return (dy if self._carry is None else self._carry(dy),)
-
-
 def relabelled(x: Tensor, place: Placement | None, carry: Callable[[Any], Any] | None) -> Tensor:
     """Return the memory of x as a slice of a sharded tensor; as a plain tensor, if `place` is None.
 
     `carry` takes the gradient back to the layout of x; None if it has that already.
     """
-    step = _Relabel(carry)
-    node = Node(step, step, (x,)) if grad_mode.enabled and x.requires_grad else None  # type: ignore[arg-type]
+    node = None
+    if grad_mode.enabled and x.requires_grad:
+        node = node_of((x,), lambda ctx, dy: (dy if carry is None else carry(dy),))
     return Tensor._result(x.data, node, None, place, None if place is None else SHARDED)
 
 

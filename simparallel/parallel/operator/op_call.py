@@ -30,7 +30,7 @@ class Mode(RankLocal):
     Attributes:
         automatic: plain tensors are sharded as ops need them; an op without a strategy follows its inputs, or has the
             default strategy if no input is cut.
-        replicating: plain tensors beside sharded ones count as replicated.
+        replicating: plain tensors among the inputs of an op count as replicated, if others are sharded.
         strict: an implicit redistribution is an error.
         quick: small tensors are redistributed by the plan that takes the least time.
         noted: list that collects implicit redistributions, or None.

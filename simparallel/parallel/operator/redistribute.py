@@ -120,7 +120,7 @@ def _compile(
         move.target: within(move.box, have) for move in mine if have is not None and move.source == rank != move.target
     }
     # Both collectives exchange parts of one size, `count`; messages may have any sizes.
-    exchange: Any = {"all_gather": _gathered, "all_to_all": _exchanged, "messages": _sent}[step.kind]
+    exchange: Any = {"all_gather": _gathered, "all_to_all": _exchanged, "messages": by_messages}[step.kind]
     # Every rank sends its whole slice; `gives` then indexes the wanted part of each received slice.
     if step.kind == "all_gather":
         held_by = {source: step.exchange.have(source) or () for source in gets}
@@ -128,7 +128,7 @@ def _compile(
     count = next((size_of(move.box) for move in mine if move.source != move.target), 0)
     places = None if own is None else (gets.pop(rank), own)
     return partial(
-        _assemble,
+        assemble,
         shape=(0,) * max(ndim, 1) if need is None else shape_of(need),
         own=places,
         exchange=exchange(gives, gets, group, count),
@@ -152,13 +152,20 @@ def _slice(x: Array, index: tuple[slice, ...]) -> Array:
     return get_namespace(x).ascontiguousarray(x[index]) if x.ndim else x
 
 
-def _assemble(
+def assemble(
     x: Array,
     shape: tuple[int, ...],
     own: tuple[tuple[slice, ...], tuple[slice, ...]] | None,
     exchange: Callable[[Array, Array], None],
 ) -> Array:
-    """Assemble a new slice from local and received parts; `own` is the pair of indices (in the new slice, in x)."""
+    """Return a new slice: a part of this rank's slice x, and the parts that `exchange` receives.
+
+    Args:
+        x: this rank's slice.
+        shape: of the new slice.
+        own: index of the part in the new slice, and in x; None if x has no part of it.
+        exchange: takes x and the new slice; it sends parts of x, and writes the received parts.
+    """
     y = get_namespace(x).empty(shape, x.dtype)
     if own is not None:
         y[own[0]] = x[own[1]]
@@ -174,8 +181,12 @@ def _shape(index: tuple[slice, ...]) -> tuple[int, ...]:
     return tuple(part.stop - part.start for part in index)
 
 
+# The next three return the `exchange` of `assemble`. `gives`: receiving rank -> the part of x that it gets; `gets`:
+# sending rank -> the place of its part in the new slice; `count`: elements of a part.
+
+
 def _gathered(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[Array, Array], None]:
-    """Gather whole slices from every rank; `gives` indexes the wanted part of each."""
+    """Return an exchange that gathers the whole slices of all ranks; here `gives` has the wanted part of each."""
     parts = [(group.ranks.index(source), gives[source], index) for source, index in gets.items()]
 
     def exchange(x: Array, y: Array) -> None:
@@ -187,7 +198,7 @@ def _gathered(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[
 
 
 def _exchanged(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[Array, Array], None]:
-    """Exchange rows of `count` elements between all ranks; rows that no rank needs hold zeros."""
+    """Return an exchange of one row of `count` elements between all ranks; rows that no rank needs hold zeros."""
     rows_out = [(group.ranks.index(target), index) for target, index in gives.items()]
     rows_in = [(group.ranks.index(source), index, _shape(index)) for source, index in gets.items()]
     # A rank's row to itself is never read, so it may stay uninitialised.
@@ -205,7 +216,10 @@ def _exchanged(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[
     return exchange
 
 
-def _sent(gives: Parts, gets: Parts, group: Group | None, count: int) -> Callable[[Array, Array], None]:
+def by_messages(
+    gives: Parts, gets: Parts, group: Group | None = None, count: int = 0
+) -> Callable[[Array, Array], None]:
+    """Return an exchange by messages from rank to rank, of parts of any sizes."""
     shapes = {source: _shape(index) for source, index in gets.items()}
 
     def exchange(x: Array, y: Array) -> None:
@@ -215,7 +229,7 @@ def _sent(gives: Parts, gets: Parts, group: Group | None, count: int) -> Callabl
     return exchange
 
 
-def swap(x: Array, gives: dict[int, tuple[slice, ...]], shapes: dict[int, tuple[int, ...]]) -> dict[int, Array]:
+def swap(x: Array, gives: Parts, shapes: dict[int, tuple[int, ...]]) -> dict[int, Array]:
     """Send parts of x as messages; return the received parts, of x's dtype, by sending rank.
 
     Args:

@@ -91,6 +91,11 @@ class PipelineModule(Module):
 
 
 def _grouped(count: int, marks: Mapping[str, int], prices: Mapping[str, PartCost]) -> Stages:
+    """Return the stages that `marks` gives to the parts, each in the order of the parts in `prices`.
+
+    Raises:
+        InputError: one of the `count` stages has no part.
+    """
     stages = tuple(tuple(name for name in prices if marks[name] == stage) for stage in range(count))
     if () in stages:
         raise InputError(

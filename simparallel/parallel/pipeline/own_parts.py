@@ -1,6 +1,6 @@
 """Pipelines whose batch is held only where it is used: the inputs on the first rank, the labels on the last one.
 
-A model is a `Chain`, of which each rank has its own stages only, or an `WholeModel` one, which every rank has whole.
+A model is a `Chain`, of which each rank has its own stages only, or a `WholeModel`, which every rank has whole.
 A value of another rank has a placeholder here: an array of the same shape and dtype, which takes no memory.
 """
 
@@ -57,7 +57,7 @@ class StageModule(Module):
 
 
 class _Absent(Module):
-    """A stand-in for a stage of another rank, which gives values without data."""
+    """The module in place of a stage of another rank: its results have the shapes and dtypes `results`, and no data."""
 
     results: Specs = ()
 
@@ -153,7 +153,7 @@ class PlacedPipeline:
     """A `Pipeline` that takes each value of a batch from the rank that uses it, and gives outputs on the last one.
 
     Args:
-        model: a `Chain` or an `WholeModel`.
+        model: a `Chain` or a `WholeModel`.
         loss_fn: of the output and the labels of a micro-batch; a mean over the samples. None for forward only.
         schedule: for all ranks of the run.
         is_sum: differentiate the sum of the micro-batches' losses, not their mean.

@@ -32,9 +32,11 @@ class ScheduleRule(NamedTuple):
 
     Attributes:
         make: returns the cells of each rank, from ranks, micro-batches and chunks.
-        bubble: returns the bubble of a step in closed form, from ranks and micro-batches, for F = I = W = 1 and 2 x
-            ranks micro-batches or more; None if none is known. Sources as for the lists. Chimera's paper has one unit
-            of micro-batches; each further one adds the difference of a backward and a forward (ours, tested).
+        bubble: returns the bubble of a step (the makespan minus the busiest rank's work) in closed form, from ranks
+            and micro-batches; None if no closed form is known. It holds if a forward, an input gradient and a weight
+            gradient take one unit of time each, for 2 x ranks micro-batches or more. The papers named above have the
+            formulas. Chimera's holds for one unit of `ranks` micro-batches; we add ranks - 2 for each further unit,
+            which the tests confirm.
         placement: where the stages are.
         chunks: stages of a rank; None for any number.
     """

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,6 @@ class Schedule:
         actions = tuple(tuple(each) for each in self.actions)
         if len(actions) != self.ranks:
             raise InputError(f"Schedule: {len(actions)} lists for {self.ranks} ranks.", field="actions")
-        object.__setattr__(self, "actions", actions)
         cells = tuple(
             tuple(read_cell(text, f"rank {rank}, cell {number}") for number, text in enumerate(each))
             for rank, each in enumerate(actions)
@@ -90,7 +90,7 @@ class Schedule:
         count = self.num_stages
         halves = range(count // 2), range(count // 2, count)
         chains = halves if self.placement == BIDIRECTIONAL else (range(count),)
-        object.__setattr__(self, "_lists", PipelineOrder(cells, chains))
+        vars(self).update(actions=actions, _lists=PipelineOrder(cells, chains))
 
     @property
     def num_stages(self) -> int:
@@ -211,7 +211,6 @@ class Schedule:
         """
         self._check_places()
         self._check_counts()
-        self._check_order()
         found = self.cost()
         for rank, peak in enumerate(found.peak_live_at_weight_gradient):
             if memory is not None and peak > memory:
@@ -283,15 +282,6 @@ class Schedule:
                     rank=self.rank_of(stage), stage=stage, microbatch=m,
                 )  # fmt: skip
 
-    def _check_order(self) -> None:
-        done: set[Action] = set()
-        for rank, number, action in self._each():
-            stage, kind, m = action
-            before = {BACKWARD: FORWARD, INPUT_GRADIENT: FORWARD, WEIGHT_GRADIENT: INPUT_GRADIENT}.get(kind)
-            if before is not None and Action(stage, before, m) not in done:
-                raise self._error(rank, number, action, f"it comes before {Action(stage, before, m)}")
-            done.add(action)
-
     def _error(self, rank: int, number: int, action: Action, problem: str) -> ScheduleError:
         return ScheduleError(
             f"schedule {self.name}: rank {rank}, cell {number}: {action}: {problem}.",
@@ -306,14 +296,9 @@ class Schedule:
 
     def diff(self, other: Schedule) -> list[tuple[int, int, str | None, str | None]]:
         """Return (rank, cell, action here, action there) where two schedules differ; None where a list has ended."""
-        found = []
-        for rank in range(max(self.ranks, other.ranks)):
-            mine, theirs = (each.actions[rank] if rank < each.ranks else () for each in (self, other))
-            for cell in range(max(len(mine), len(theirs))):
-                a, b = (each[cell] if cell < len(each) else None for each in (mine, theirs))
-                if a != b:
-                    found.append((rank, cell, a, b))
-        return found
+        ranks = zip_longest(self.actions, other.actions, fillvalue=())
+        cells = ((rank, enumerate(zip_longest(*both))) for rank, both in enumerate(ranks))
+        return [(rank, cell, a, b) for rank, each in cells for cell, (a, b) in each if a != b]
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -439,7 +424,7 @@ def pipeline_schedule(name: str, ranks: int = 4, microbatches: int = 8, chunks: 
         name: of a schedule, such as "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipe" or "chimera", or
             PyTorch's or MindSpore's name of one; in upper or lower case. The error for an unknown name lists all.
         ranks, microbatches: their numbers.
-        chunks: stages of a rank, for looped schedules; None for 2 there, and elsewhere for the schedule's own number.
+        chunks: stages of a rank, for looped schedules; None for 2 there; other schedules have a fixed number.
 
     Raises:
         InputError: an unknown name, or numbers that the schedule does not allow. Fact: `field`.

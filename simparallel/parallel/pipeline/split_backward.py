@@ -2,7 +2,7 @@
 
 Between ranks only the input's gradient is on the critical path (Qi et al. 2023, "Zero bubble pipeline parallelism",
 arXiv 2401.10241). Every op computes the gradients that its context asks for, so it is asked twice. A part that is
-recomputed runs again once: what is left for later are ops of its new tape.
+recomputed runs again once: what is left for later are nodes of the graph that this run records.
 """
 
 from __future__ import annotations
@@ -10,28 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Tensor, run_backward
-from simparallel.autograd.tape import Node, Reversible
+from simparallel.autograd.tape import Node, Reversible, node_of, nodes_behind
 from simparallel.backend import Array, get_namespace
 
 Deliver = Callable[[Tensor, Array], None]
 # An op, the inputs whose gradients are still to be computed, and the gradient of its result.
 Late = tuple[Node, tuple[bool, ...], Array]
-
-
-class _JoinedRoots(Reversible):
-    """The autograd op that joins several tensors to one root of their backward."""
-
-    def __init__(self, gradients: Sequence[Array]) -> None:
-        self._gradients = gradients
-
-    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array]:
-        return self._gradients
 
 
 def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array]:
@@ -40,8 +29,7 @@ def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array
         return ends[0]
     zero = xp.zeros((), np.float32)
     tensors, gradients = [x for x, _ in ends], [gradient for _, gradient in ends]
-    node = Node(_JoinedRoots(gradients), SimpleNamespace(needs=(True,) * len(ends)), tensors)  # type: ignore[arg-type]
-    return Tensor._result(zero, node if ends else None), zero
+    return Tensor._result(zero, node_of(tensors, lambda ctx, dy: gradients) if ends else None), zero
 
 
 class _First(Reversible):
@@ -94,17 +82,12 @@ def input_gradient(root: Tensor, seed: Array, leaves: Sequence[Tensor], deliver:
 
 def _defer(root: Tensor, wanted: set[int], late: list[Late]) -> None:
     """Make all ops that lead to `root` keep the gradients of their leaves, except the wanted ones, for later."""
-    stack, seen = [root._node], set()
-    while stack:
-        node = stack.pop()
-        if node is None or id(node) in seen or node.ctx is None:
-            continue
-        seen.add(id(node))
+    for node in nodes_behind([root]):
+        assert node.ctx is not None
         needs = node.ctx.needs
         of_leaves = tuple(
             n and not isinstance(x, Node) and id(x) not in wanted for x, n in zip(node.inputs, needs, strict=True)
         )
-        stack += [x for x, needed in zip(node.inputs, needs, strict=True) if needed and isinstance(x, Node)]
         if True in of_leaves:
             node.op = _First(node, of_leaves, late)  # type: ignore[assignment]
             node.ctx.needs = tuple(n and not leaf for n, leaf in zip(needs, of_leaves, strict=True))

@@ -4,7 +4,7 @@ Every rank runs the same lines of Python. A value belongs to the stage of the ch
 an op that stands between the children to the latest stage of its inputs; inputs of the model and constants belong to
 none, because every rank has them. Ops of the running stage compute. Those of other stages give tensors without data,
 which have a shape and a stage. A value that a later stage needs is sent there directly from its own stage, so a model
-may be any Module, with skip connections, and with code of its own between its children.
+may be any Module, with skip connections, and with code between the calls of its children.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class StageForward(AbstractInterpreter):
         return self._own_result(op, moved, {})
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
-        """Run a part that is recomputed in backward: on this stage by a checkpoint of its own.
+        """Run a part that is recomputed in backward: on this stage by a separate checkpoint.
 
         Warns:
             UserWarning: the part is not a child that stages name, so its activations are kept.
@@ -265,7 +265,7 @@ class StageForward(AbstractInterpreter):
         return found
 
     def _remote(self, module: Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a child of another stage: its ops give tensors without data."""
+        """Return the result of a child of another stage: Tensors without data, marked with the stage."""
         around, self._around = self._around, stage
         # Restored afterwards: a norm would write its statistics.
         buffers = [(each, dict(each._buffers)) for each in module.modules()]
@@ -277,7 +277,10 @@ class StageForward(AbstractInterpreter):
                 each._buffers.update(before)
 
     def _own_result(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a function of this stage, with no interpreter around its ops."""
+        """Return the result of a function of this stage, whose Tensors are marked as the stage's own.
+
+        Its ops run without this interpreter.
+        """
         given = {id(x) for x in (*args, *kwargs.values())}
 
         def mark(x: Any) -> Any:

@@ -38,7 +38,7 @@ def parts_of(model: Module, path: str = "", inside: Collection[str] = ()) -> Ite
 
 
 class _Trace(StageForward):
-    """A forward pass without data, in which every child is a stage of its own, numbered by its first call.
+    """A forward pass without data, in which every child is a separate stage, numbered by its first call.
 
     Args:
         names: for each child its names in the model; a child in several places has one for each call.

@@ -129,9 +129,12 @@ class _ReplicaWithPart:
 
 
 def _parts(samples: list[Any], dim: int) -> list[Part]:
-    """Return each replica's part of the batch as (samples before it, all samples), in units of its own size.
+    """Return for each replica the samples before its part and those of the whole batch, both divided by its own.
 
-    The batch may itself be this rank's part of a larger batch.
+    Args:
+        samples: for each replica a tensor of its part of this rank's batch, which may be a part of a larger batch; None
+            counts as one sample.
+        dim: of the samples.
     """
     before, whole = random_state.part
     sizes = [1 if x is None else x.shape[dim] for x in samples]

@@ -86,11 +86,6 @@ def _cut(x: Any, devices: list[Device], num_devices: int, dim: int) -> list[Tens
     return [move(part, device, "Scatter") for part, device in zip(parts, devices, strict=True)]
 
 
-def _like(value: Any, items: Sequence[Any]) -> Any:
-    """Build a tuple, list or named tuple of `value`'s type from `items`."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
 def gather(outputs: Sequence[Any], target_device: Any, dim: int = 0) -> Any:
     """Copy the outputs of the devices to one device, and join the Tensors along `dim`.
 
@@ -103,40 +98,34 @@ def gather(outputs: Sequence[Any], target_device: Any, dim: int = 0) -> Any:
         One value, with the structure of the entries.
 
     Raises:
-        InputError: no entries, entries that differ in kind, keys or length, or other types in them.
+        InputError: no entries, entries that differ in kind, length, or the order of keys, or other types in them.
 
     Cost: the bytes that are not on the target device already. Differentiable: backward cuts the gradient and copies
     the parts back.
     """
     if not outputs:
         raise InputError("gather: there are no outputs to join.")
-    return _gathered(list(outputs), Device(target_device), dim)
+    kinds = [repr(change_each(output, _kind)).replace("'Tensor'", "Tensor") for output in outputs]
+    if len(set(kinds)) > 1:
+        raise InputError(f"gather: the outputs of the devices differ in structure: {', '.join(kinds)}.")
+    device = Device(target_device)
+    columns = zip(*map(leaves, outputs), strict=True)
+    joined = iter([None if parts[0] is None else _joined(parts, device, dim) for parts in columns])
+    return change_each(outputs[0], lambda output: next(joined))
 
 
-def _gathered(outputs: list[Any], target: Device, dim: int) -> Any:
-    first = outputs[0]
-    if first is None and all(output is None for output in outputs):
-        return None
-    if isinstance(first, Tensor) or is_array(first):
-        if not all(isinstance(output, Tensor) or is_array(output) for output in outputs):
-            raise _mismatch(outputs)
-        return _joined([x if isinstance(x, Tensor) else Tensor(x) for x in outputs], target, dim)
-    if not isinstance(first, (dict, tuple, list)):
-        raise InputError(
-            f"gather: the module returned a {type(first).__name__}; only Tensors, None, and tuples, lists "
-            "and dicts of them can be joined."
-        )
-    if any(type(output) is not type(first) or len(output) != len(first) for output in outputs):
-        raise _mismatch(outputs)
-    if isinstance(first, dict):
-        if any(set(output) != set(first) for output in outputs):
-            raise _mismatch(outputs)
-        return type(first)((key, _gathered([o[key] for o in outputs], target, dim)) for key in first)
-    return _like(first, [_gathered(list(items), target, dim) for items in zip(*outputs, strict=True)])
+def _kind(output: Any) -> Any:
+    """Return "Tensor" for a Tensor or an array, and None for None. Raises InputError for anything else."""
+    if output is None or _is_data(output):
+        return None if output is None else "Tensor"
+    raise InputError(
+        f"gather: the module returned a {type(output).__name__}; only Tensors, None, and tuples, lists "
+        "and dicts of them can be joined."
+    )
 
 
-def _joined(parts: list[Tensor], target: Device, dim: int) -> Tensor:
-    parts = [move(part, target, "Gather") for part in parts]
+def _joined(outputs: Sequence[Any], target: Device, dim: int) -> Tensor:
+    parts = [move(x if isinstance(x, Tensor) else Tensor(x), target, "Gather") for x in outputs]
     if all(part.ndim == 0 for part in parts):
         warnings.warn(
             "gather: every device returned a single number; they become a vector. Take its mean for a loss.",
@@ -144,12 +133,3 @@ def _joined(parts: list[Tensor], target: Device, dim: int) -> Tensor:
         )
         parts, dim = [part.unsqueeze(0) for part in parts], 0
     return functions.concat(parts, dim) if len(parts) > 1 else parts[0]
-
-
-def _mismatch(outputs: list[Any]) -> InputError:
-    def describe(value: Any) -> str:
-        size = f" of {sorted(value, key=str)}" if isinstance(value, dict) else ""
-        return f"{type(value).__name__}{size or (f' of {len(value)}' if isinstance(value, (tuple, list)) else '')}"
-
-    kinds = ", ".join(map(describe, outputs))
-    return InputError(f"gather: the outputs of the devices differ in structure: {kinds}.")

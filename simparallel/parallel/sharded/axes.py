@@ -13,7 +13,7 @@ from simparallel.errors import InputError
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh, shared_mesh
 from simparallel.layout.sharding import Placement, placement
-from simparallel.parallel.operator.interpreter import group_along, running_on
+from simparallel.parallel.operator.interpreter import group_along, implicit_replication
 from simparallel.parallel.operator.op_call import mode
 
 
@@ -88,7 +88,7 @@ class Axes:
 
     def running(self) -> AbstractContextManager[None]:
         """Run ops on the ranks that compute with the same part of the batch, inside the block."""
-        return nullcontext() if self.ranks is None else running_on(self.ranks)
+        return nullcontext() if self.ranks is None else implicit_replication(self.ranks)
 
     def addend(self, gradient: Array) -> Array:
         """Return the addend of this part of the batch in a mean over all parts; weighted losses have a sum instead."""

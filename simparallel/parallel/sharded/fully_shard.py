@@ -26,7 +26,7 @@ from simparallel.nn.parameter import Parameter
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
 from simparallel.parallel.ddp.shared_buffers import SharedBuffers
-from simparallel.parallel.operator.interpreter import running_on
+from simparallel.parallel.operator.interpreter import implicit_replication
 from simparallel.parallel.operator.op_call import mode
 from simparallel.parallel.sharded.axes import Axes
 from simparallel.parallel.sharded.group import Place, ShardedGroup
@@ -193,7 +193,7 @@ class FullySharded(Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         group, interpreter = self._sharded, grad_mode.interpreter
         run = super().forward
-        # Without parameters of its own it takes no part in a pipeline, or in a plan.
+        # A module whose parameters all belong to other groups takes no part in a pipeline, or in a plan.
         if self._is_running or (interpreter is not None and not group.parameters):
             return run(*inputs, **kwargs)
         now = order()
@@ -300,7 +300,7 @@ class FullySharded(Module):
         found = {}
         for name, x in self._saved_tensors():
             if x.placement is not None:
-                with running_on(x.placement.layout.mesh.ranks):
+                with implicit_replication(x.placement.layout.mesh.ranks):
                     x = x.full_tensor()
             found[name] = to_host(x.data).copy()
         return found

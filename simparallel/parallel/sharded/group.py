@@ -231,7 +231,12 @@ class ShardedGroup:
         return self._finish(self._start(stored))
 
     def _start(self, stored: Sequence[Array], category: str = BUFFERS) -> Gathering:
-        """Start to gather these slices; what arrives counts as whole parameters if nobody waits for it yet."""
+        """Start to gather these slices of the ranks; return the running gather.
+
+        Args:
+            stored: this rank's slices.
+            category: of the memory account for what arrives; GATHERED if it is gathered ahead of its use.
+        """
         begun, wire = next(grad_mode.numbers), self.flat
         is_flat = not self._holds_slices and all(a is b for a, b in zip(stored, self.slices, strict=True))
         if not is_flat or self.casts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 from simparallel.autograd import Backward, Tensor, running_backward
@@ -59,14 +59,10 @@ class UseOrder:
     @contextmanager
     def syncing(syncs: Mapping[ShardedGroup, bool]) -> Iterator[None]:
         """Let groups reduce gradients as they did at the time of `syncs()`, inside the block."""
-        before = [(group, group.syncs) for group in syncs]
-        for group, value in syncs.items():
-            group.syncs = value
-        try:
+        with ExitStack() as stack:
+            for group, value in syncs.items():
+                stack.enter_context(setting(group, syncs=value))
             yield
-        finally:
-            for group, value in before:
-                group.syncs = value
 
     def no_sync(self, groups: Iterable[ShardedGroup] | None = None) -> AbstractContextManager[None]:
         """Let gradients "P" wait for a later backward, for forwards inside the block.

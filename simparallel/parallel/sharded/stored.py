@@ -18,7 +18,7 @@ from simparallel.base.attributes import setting
 from simparallel.errors import LayoutError
 from simparallel.layout.mesh import Mesh
 from simparallel.optim.optimizer import optimizers_of
-from simparallel.parallel.operator.interpreter import ShardedInterpreter, running_on
+from simparallel.parallel.operator.interpreter import ShardedInterpreter, implicit_replication
 
 
 class AbstractOfGroup(AbstractInterpreter):
@@ -58,12 +58,12 @@ class StoredInterpreter(AbstractOfGroup, ShardedInterpreter):
                 "its values."
             )
         place = next(x.placement for x in inputs if x.placement is not None)
-        with running_on(place.layout.mesh.ranks):
+        with implicit_replication(place.layout.mesh.ranks):
             return super().run(op, inputs)
 
 
 class WholeInterpreter(AbstractOfGroup):
-    """Runs ops on whole parameters among themselves; refuses to combine them with activations on the tape."""
+    """Runs ops whose inputs are all whole parameters; refuses other inputs where a parameter needs a gradient."""
 
     def run(self, op: Any, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the arrays of its inputs; a result that is not a number has this interpreter, too.

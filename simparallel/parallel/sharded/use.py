@@ -1,6 +1,6 @@
 """One use of a group's parameters: what a forward pass reads, and what its backward needs again.
 
-On the tape a use is one op with the slices as inputs, and one op for each whole parameter:
+In the autograd graph a use is one op with the slices as inputs, and one op for each whole parameter:
 
     slices --gather--> one flat tensor --part i--> whole parameter i --> the ops of the module
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Backward, Tensor, running_backward
-from simparallel.autograd.tape import Node, Reversible, grad_mode
+from simparallel.autograd.tape import Node, Reversible, grad_mode, nodes_behind
 from simparallel.autograd.tree_map import change_each, leaves
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.clock.memory import owner_of
@@ -54,7 +54,7 @@ class Use:
         self._num_kept = self._num_left = 0
         self._own_nodes: list[Node] = []
         self.tensors = self._whole_tensors(self._flat)
-        # The tensors of the forward pass belong to the tape, which refers to this object.
+        # Weak references: the tensors of the forward pass belong to the autograd graph, which refers to this object.
         self._known: list[weakref.ref[Tensor]] = []
 
     def _whole_tensors(self, flat: Array) -> list[Tensor]:
@@ -65,7 +65,7 @@ class Use:
         if trained:
             numbers = tuple(trained)
             gather = _WholeParameters(self, numbers, group.syncs)
-            # The slices are kept, so that the tape finds out if a step changes them before backward.
+            # The slices are kept, so that backward finds out if a step has changed them since forward.
             ctx = SimpleNamespace(needs=(True,) * len(trained), stored=tuple(self._stored[i] for i in trained))
             node = Node(gather, ctx, [group.parameters[i] for i in trained])  # type: ignore[arg-type]
             rows = group.rows_of(numbers)
@@ -109,7 +109,7 @@ class Use:
             if id(tensor) not in returned:
                 _free(tensor, p)
         is_freed = flat is not self.group.kept
-        for node in _nodes_since(results, self._start):
+        for node in nodes_behind([x for x in leaves(results) if isinstance(x, Tensor)], self._start):
             found = _with_places(node.ctx, flat) if is_freed else {}
             if not (found or node.op.runs_modules):
                 continue
@@ -256,7 +256,7 @@ class _Part(Reversible):
 class _Kept(Reversible):
     """An op that keeps views of whole parameters for backward; its own context gets them back just before.
 
-    They are kept here and not with the use, which the tape refers to: a cycle would delay that memory is freed.
+    They are kept here and not in `use`, to which the autograd graph refers: a cycle would delay that memory is freed.
 
     Args:
         op: the op.
@@ -318,16 +318,3 @@ def _with_places(ctx: Any, flat: Array) -> dict[str, Any]:
 def _address(array: Array) -> int:
     found: int = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
     return found
-
-
-def _nodes_since(results: Any, start: int) -> Iterator[Node]:
-    """Yield the nodes of the tape behind these results that are younger than `start`."""
-    stack = [x._node for x in leaves(results) if isinstance(x, Tensor)]
-    seen: set[int] = set()
-    while stack:
-        node = stack.pop()
-        if node is None or node.number < start or id(node) in seen or node.ctx is None:
-            continue
-        seen.add(id(node))
-        yield node
-        stack += [x for x, needed in zip(node.inputs, node.ctx.needs, strict=True) if needed and isinstance(x, Node)]

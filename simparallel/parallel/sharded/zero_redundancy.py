@@ -36,7 +36,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         InputError: a sharded parameter; and the errors of `optimizer_class`.
 
     Collective: `step` and `consolidate_state_dict`.
-    Cost: a step receives the parameters of the other ranks, beside 2 (P-1)/P for the reduction of gradients.
+    Cost: a step receives the parameters of the other ranks, in addition to 2 (P-1)/P for the reduction of gradients.
 
     Example:
         >>> net = sp.nn.Linear(3, 2)

@@ -227,22 +227,19 @@ class BoostedStep(TrainStep):
         }
 
     def _check(self, state_dict: Mapping[str, Any]) -> None:
-        if not state_dict:
+        # A training without boost saves an empty state.
+        then, now = state_dict.get("on", []), sorted(self.config.on)
+        if then != now:
             raise StateDictError(
-                "boost: the state was saved without boost, but this training uses "
-                f"{', '.join(sorted(self.config.on))}; switch it off, or start a new training."
+                f"boost: when this was saved, {', '.join(then) or 'nothing'} was on, and now {', '.join(now)}; give "
+                "the same boost_level and boost_config_dict."
             )
-        if state_dict["on"] != sorted(self.config.on):
-            raise StateDictError(
-                f"boost: {', '.join(state_dict['on'])} were on when this was saved, and now "
-                f"{', '.join(sorted(self.config.on))}; give the same boost_level and boost_config_dict."
-            )
-        then, now = state_dict["settings"], self._compared
+        before = state_dict["settings"]
         differ = [
-            f"{name}.{key} was {then[name].get(key)!r}, is {value!r}"
-            for name, section in now.items()
+            f"{name}.{key} was {before[name].get(key)!r}, is {value!r}"
+            for name, section in self._compared.items()
             for key, value in section.items()
-            if then[name].get(key) != value
+            if before[name].get(key) != value
         ]
         if differ:
             raise StateDictError(f"boost: {'; '.join(differ)}. Give boost_config_dict as when it was saved.")

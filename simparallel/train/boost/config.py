@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simparallel.base.checks import check_choice, check_integer
+from simparallel.base.checks import check_choice, check_count, check_flags, check_integer, check_number
 from simparallel.errors import InputError
 
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -66,17 +66,14 @@ def parse(level: str = "O0", config: Mapping[str, Any] | None = None) -> BoostCo
         InputError: an unknown name, a setting out of range, incompatible switches, or switches
             that "O0" would ignore.
     """
-    if level not in LEVELS:
-        raise InputError(f"boost_level={level!r} is not one of {', '.join(LEVELS)}.")
+    check_choice("Model", "boost_level", level, LEVELS)
     sections = dict(config or {})
     boost = dict(sections.pop("boost", {}))
     _known("boost_config_dict", sections, ("boost", *DEFAULTS))
     _known("boost", boost, ("mode", *SWITCHES))
     mode = boost.pop("mode", "auto")
     check_choice("boost", "mode", mode, MODES)
-    for switch, value in boost.items():
-        if not isinstance(value, bool):
-            raise InputError(f"boost: {switch}={value!r} must be True or False.")
+    check_flags("boost", boost, boost)
     asked = {switch for switch, value in boost.items() if value}
     on = {
         "auto": set(LEVELS[level]), "manual": asked, "enable_all": set(SWITCHES) - {"dim_reduce"}, "disable_all": set(),
@@ -118,18 +115,13 @@ def _check(settings: Mapping[str, Mapping[str, Any]], on: set[str]) -> None:
     positive = (("common", "device_number"), ("grad_freeze", "param_groups"), ("grad_freeze", "total_steps"),
                 ("grad_accumulation", "grad_accumulation_step"), ("dim_reduce", "n_components"))  # fmt: skip
     for section, name in positive:
-        value = settings[section][name]
-        if value is None and name == "device_number":
-            continue
-        check_integer(section, name, value, 1)
+        if settings[section][name] is not None or name != "device_number":
+            check_count(section, name, settings[section][name])
     freeze, reduce = settings["grad_freeze"], settings["dim_reduce"]
-    if freeze["freeze_type"] not in (0, 1):
-        raise InputError(f"grad_freeze: freeze_type={freeze['freeze_type']!r} must be 0 or 1.")
-    if not 0 < freeze["freeze_p"] < 1:
-        raise InputError(f"grad_freeze: freeze_p={freeze['freeze_p']!r}, the share of FULL steps, must be in (0, 1).")
+    check_integer("grad_freeze", "freeze_type", freeze["freeze_type"], high=1)
+    check_number("grad_freeze", "freeze_p", freeze["freeze_p"], below=1.0, above=0.0)
     for name in ("rho", "gamma", "alpha", "sigma"):
-        if not isinstance(reduce[name], (int, float)) or not 0 < reduce[name] < 1:
-            raise InputError(f"dim_reduce: {name}={reduce[name]!r} must be in (0, 1).")
+        check_number("dim_reduce", name, reduce[name], below=1.0, above=0.0)
     if "dim_reduce" in on and (reduce["pca_mat_path"] is None) == (reduce["weight_load_dir"] is None):
         raise InputError(
             "dim_reduce: give either pca_mat_path, a .npy file of (n_components, number of weights), or "

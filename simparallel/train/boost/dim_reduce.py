@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace, to_host
+from simparallel.backend import Array, get_namespace, to_host, views_of
 from simparallel.data.source import bad_file, open_file
 from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
@@ -149,10 +149,9 @@ class DimReduce:
         self.inverse_hessian = left @ self.inverse_hessian @ left.T + np.outer(s, s) / curvature
 
     def _put(self, flat: Array) -> None:
-        start = 0
-        for p in self.parameters:
-            p.data[...] = flat[start : start + p.size].reshape(p.shape)
-            start += p.size
+        """Copy all weights, one after another in `flat`, into the parameters."""
+        for p, view in zip(self.parameters, views_of(flat, [p.shape for p in self.parameters]), strict=True):
+            p.data[...] = view
 
     def state_dict(self) -> dict[str, Any]:
         """Return the accumulated state, and the SHA-256 of the directions that it refers to."""

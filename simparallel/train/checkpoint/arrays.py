@@ -20,6 +20,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import to_host
 from simparallel.errors import CheckpointError
+from simparallel.layout.boxes import Box, shape_of, size_of
 
 # The unit of checksums: a verified read of a slice has to read whole blocks.
 BLOCK_BYTES = 8 << 20
@@ -45,44 +46,19 @@ class TensorSlice(NamedTuple):
     array: Any
 
 
-class Region(NamedTuple):
-    """A box inside a tensor: first index and size in each dim."""
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, global_shape: Sequence[int], slices: Sequence[slice] | None) -> Region:
-        """Return the region of `slices`; None means all of it. Raises CheckpointError if it does not fit."""
-        if slices is None:
-            return cls((0,) * len(global_shape), tuple(global_shape))
-        if len(slices) != len(global_shape):
-            raise CheckpointError(f"{name}: {len(slices)} slices do not fit shape {tuple(global_shape)}.")
-        start, shape = [], []
-        for part, size in zip(slices, global_shape, strict=True):
-            low = 0 if part.start is None else int(part.start)
-            high = size if part.stop is None else int(part.stop)
-            if not 0 <= low <= high <= size or part.step not in (None, 1):
-                raise CheckpointError(f"{name}: {part} is outside a dim of size {size}.")
-            start.append(low)
-            shape.append(high - low)
-        return cls(tuple(start), tuple(shape))
-
-    def rows(self, start: int, count: int) -> Region:
-        """Return the part from index `start` of the tensor's first dim on; a region without dims is one row."""
-        return Region((start, *self.start[1:]), (count, *self.shape[1:])) if self.shape else self
-
-    def common(self, other: Region) -> Region | None:
-        """Return the intersection of two regions, None if it is empty."""
-        start = tuple(map(max, self.start, other.start))
-        stop = [min(a + m, b + n) for a, m, b, n in zip(*self, *other, strict=True)]
-        shape = tuple(high - low for low, high in zip(start, stop, strict=True))
-        return Region(start, shape) if all(size > 0 for size in shape) else None
-
-    def inside(self, outer: Region) -> tuple[Any, ...]:
-        """Return the index of this region in an array that holds `outer`; it yields a view even of 0-d arrays."""
-        lows = [a - b for a, b in zip(self.start, outer.start, strict=True)]
-        return (*(slice(low, low + size) for low, size in zip(lows, self.shape, strict=True)), ...)
+def box_of(name: str, global_shape: Sequence[int], slices: Sequence[slice] | None) -> Box:
+    """Return the box of `slices` in a tensor; None means all of it. Raises CheckpointError if it does not fit."""
+    slices = [slice(None)] * len(global_shape) if slices is None else slices
+    if len(slices) != len(global_shape):
+        raise CheckpointError(f"{name}: {len(slices)} slices do not fit shape {tuple(global_shape)}.")
+    box = []
+    for part, size in zip(slices, global_shape, strict=True):
+        low = 0 if part.start is None else int(part.start)
+        high = size if part.stop is None else int(part.stop)
+        if not 0 <= low <= high <= size or part.step not in (None, 1):
+            raise CheckpointError(f"{name}: {part} is outside a dim of size {size}.")
+        box.append((low, high))
+    return tuple(box)
 
 
 def listed(names: Collection[str]) -> str:
@@ -137,13 +113,13 @@ class HeldTensor(NamedTuple):
     # False: a whole tensor of this rank, which may differ from other ranks' tensors.
     sliced: bool
     # The slice that this rank holds.
-    region: Region
+    box: Box
     # Its blocks: start, shape, and SHA-256, by which ranks compare values without sending them.
     blocks: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
 
     @property
     def size_bytes(self) -> int:
-        return prod(self.region.shape) * DTYPES[self.code].itemsize
+        return size_of(self.box) * DTYPES[self.code].itemsize
 
 
 def describe(name: str, value: Any) -> tuple[np.ndarray, HeldTensor]:
@@ -151,26 +127,28 @@ def describe(name: str, value: Any) -> tuple[np.ndarray, HeldTensor]:
     sliced = isinstance(value, TensorSlice)
     array = host_array(name, value.array if sliced else value)
     shape = tuple(value.global_shape) if sliced else array.shape
-    region = Region.of(name, shape, value.slices if sliced else None)
-    if region.shape != array.shape:
-        raise CheckpointError(f"{name}: the slice has shape {region.shape}, the array {array.shape}.")
-    return array, HeldTensor(CODES[array.dtype], shape, sliced, region, blocks(region, array))
+    box = box_of(name, shape, value.slices if sliced else None)
+    if shape_of(box) != array.shape:
+        raise CheckpointError(f"{name}: the slice has shape {shape_of(box)}, the array {array.shape}.")
+    return array, HeldTensor(CODES[array.dtype], shape, sliced, box, blocks(box, array))
 
 
-def blocks(region: Region, array: np.ndarray) -> tuple[Any, ...]:
-    """Cut a C-ordered array that holds `region` into blocks of whole rows; return start, shape and SHA-256 of each."""
+def blocks(box: Box, array: np.ndarray) -> tuple[Any, ...]:
+    """Cut a C-ordered array that holds `box` into blocks of whole rows; return start, shape and SHA-256 of each."""
     data = raw(array)
     # An empty array has no bytes, hence no blocks.
     if not data:
         return ()
-    first, rows = (region.start[0], region.shape[0]) if region.shape else (0, 1)
-    row_bytes = len(data) // rows
+    first, stop = box[0] if box else (0, 1)
+    row_bytes = len(data) // (stop - first)
     # Whole rows are contiguous in the file. A row that is larger than a block is a block of its own.
     step = max(1, BLOCK_BYTES // row_bytes)
-    parts = [(row, data[row * row_bytes : (row + step) * row_bytes]) for row in range(0, rows, step)]
-    return tuple(
-        (*region.rows(first + row, len(part) // row_bytes), hashlib.sha256(part).hexdigest()) for row, part in parts
-    )
+    found = []
+    for row in range(first, stop, step):
+        part = ((row, min(row + step, stop)), *box[1:]) if box else box
+        content = data[(row - first) * row_bytes :][: step * row_bytes]
+        found.append((tuple(low for low, _ in part), shape_of(part), hashlib.sha256(content).hexdigest()))
+    return tuple(found)
 
 
 class FilePlan(NamedTuple):

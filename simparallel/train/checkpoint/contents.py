@@ -12,6 +12,7 @@ import numpy as np
 
 from simparallel.backend import random_state
 from simparallel.errors import CheckpointError, LayoutError
+from simparallel.layout.boxes import shape_of, size_of
 from simparallel.layout.layout import Layout
 from simparallel.nn import Module
 from simparallel.optim import Optimizer
@@ -193,7 +194,7 @@ def make_plan(claims_by_rank: Sequence[Mapping[str, HeldTensor]]) -> tuple[Entri
     for name, claim, ranks, size_bytes in sorted(pieces, key=lambda piece: -piece[3]):
         writer = min(ranks, key=lambda rank: (written_bytes[rank], rank))
         written_bytes[writer] += size_bytes
-        entries.setdefault(writer, {})[name] = claim.code, claim.region.shape
+        entries.setdefault(writer, {})[name] = claim.code, shape_of(claim.box)
     files = {rank: plan_file(entries[rank], {"format": "np"}) for rank in sorted(entries)}
     tensors: Entries = {name: [] for name in values_of}
     for name, claim, ranks, _ in pieces:
@@ -253,15 +254,17 @@ def _check_slices(name: str, values: Sequence[tuple[HeldTensor, list[int]]]) -> 
     """Check that the ranks' slices belong to one tensor and tile it. Raises CheckpointError."""
     fits = len({(claim.code, claim.shape, claim.sliced) for claim, _ in values}) == 1
     if fits:
-        starts = np.array([claim.region.start for claim, _ in values])
-        stops = starts + [claim.region.shape for claim, _ in values]
-        # Regions share an element if they overlap in every dim.
+        starts, stops = np.moveaxis(np.array([claim.box for claim, _ in values]).reshape(len(values), -1, 2), 2, 0)
+        # Boxes share an element if they overlap in every dim.
         shared = (np.maximum(starts, starts[:, None]) < np.minimum(stops, stops[:, None])).all(2)
         # Without overlaps, slices of as many elements as the tensor has are all of it.
-        covered = sum(prod(claim.region.shape) for claim, _ in values)
+        covered = sum(size_of(claim.box) for claim, _ in values)
         fits = not np.triu(shared, 1).any() and covered == prod(values[0][0].shape)
     if not fits:
-        held = [f"rank {ranks[0]} {claim.region} of {claim.code} {claim.shape}" for claim, ranks in values]
+        held = [
+            f"rank {ranks[0]} [{', '.join(f'{low}:{high}' for low, high in claim.box)}] of {claim.code} {claim.shape}"
+            for claim, ranks in values
+        ]
         raise CheckpointError(
             f"{name}: the slices must be of one tensor and cover each element once, but are {listed(held)}."
         )

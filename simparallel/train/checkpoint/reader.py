@@ -29,8 +29,9 @@ import numpy as np
 
 from simparallel.base.files import expanded, no_constant, open_file, read_into, read_limited
 from simparallel.errors import CheckpointError
+from simparallel.layout.boxes import Box, intersection, shape_of, size_of, within
 from simparallel.train.checkpoint import tree as trees
-from simparallel.train.checkpoint.arrays import DTYPES, Region, listed, on_disk, raw
+from simparallel.train.checkpoint.arrays import DTYPES, box_of, listed, on_disk, raw
 
 MANIFEST = "manifest.json"
 FORMAT = {"format": "simparallel checkpoint", "version": 1}
@@ -130,13 +131,13 @@ class CheckpointReader:
         """
         with on_disk(self.path):
             tensor = self._own("tensors", name)
-            wanted = Region.of(name, tensor["shape"], slices)
-            out = np.empty(wanted.shape, DTYPES[tensor["dtype"]])
+            wanted = box_of(name, tensor["shape"], slices)
+            out = np.empty(shape_of(wanted), DTYPES[tensor["dtype"]])
             for block in tensor["blocks"]:
-                held = Region(tuple(block["start"]), tuple(block["shape"]))
-                common = held.common(wanted)
-                if common is not None:
-                    self._fill(out[common.inside(wanted)], common, held, name, block)
+                held = tuple((low, low + size) for low, size in zip(block["start"], block["shape"], strict=True))
+                common = intersection(held, wanted)
+                if size_of(common):
+                    self._fill(_view(out, common, wanted), common, held, name, block)
         # Files are little-endian on every machine.
         return out.astype(out.dtype.newbyteorder("="), copy=False)
 
@@ -184,16 +185,16 @@ class CheckpointReader:
         # Every rank takes the same one, so replicated values are equal again.
         return min(values, key=lambda value: value["ranks"])
 
-    def _fill(self, target: np.ndarray, common: Region, held: Region, name: str, block: dict[str, Any]) -> None:
-        """Copy the region `common` of a block, which holds the region `held`, into `target`."""
+    def _fill(self, target: np.ndarray, common: Box, held: Box, name: str, block: dict[str, Any]) -> None:
+        """Copy the box `common` of a block, which holds the box `held`, into `target`."""
         offset = block["offset"]
         # A checksum needs the whole block; without verification read only its needed rows.
-        if not self.verify and held.shape:
-            offset += (common.start[0] - held.start[0]) * prod(held.shape[1:]) * target.itemsize
-            held = held.rows(common.start[0], common.shape[0])
+        if not self.verify and held:
+            offset += (common[0][0] - held[0][0]) * size_of(held[1:]) * target.itemsize
+            held = (common[0], *held[1:])
         # Read straight into the result if the needed bytes are contiguous in it.
         in_place = common == held and target.flags.c_contiguous
-        data = target if in_place else np.empty(held.shape, target.dtype)
+        data = target if in_place else np.empty(shape_of(held), target.dtype)
         with on_disk(self.path / block["file"]):
             place = f"bytes {offset} … {offset + data.nbytes} of {name}"
             count = read_into(self._files[block["file"]].fileno(), offset, raw(data))
@@ -204,7 +205,13 @@ class CheckpointReader:
             if found != stated:
                 raise CheckpointError(f"{place} have sha256 {found:.12}…, but {stated!s:.12}… was written: damaged.")
         if not in_place:
-            target[...] = data[common.inside(held)]
+            target[...] = _view(data, common, held)
+
+
+def _view(array: np.ndarray, box: Box, outer: Box) -> np.ndarray:
+    """Return the part `box` of an array that holds `outer`: a view, even of an array without dims."""
+    index: Any = (*within(box, outer), ...)
+    return array[index]
 
 
 def to_bytes(content: Mapping[str, Any]) -> bytes:

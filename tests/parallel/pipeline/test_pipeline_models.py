@@ -14,7 +14,7 @@ from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, RunFailedError, UnknownValueError
 from simparallel.models import gpt
 from simparallel.parallel import Pipeline
-from simparallel.parallel.operator.interpreter import running_on
+from simparallel.parallel.operator.interpreter import implicit_replication
 from simparallel.parallel.pipeline.split_backward import input_gradient
 
 TOKENS, LENGTH = 12, 5
@@ -136,7 +136,7 @@ def _train_on_a_mesh(shape, axes, schedule, samples, steps, stages, has_results=
     predicted = pipeline.predict(x[part]).numpy()
     own = {}
     # The ranks of a stage have the same parameters, and gather each of them together.
-    with running_on(pipeline._stage_ranks):
+    with implicit_replication(pipeline._stage_ranks):
         for name, p in pipeline.named_parameters():
             own[name] = p.grad.full_tensor().numpy(), p.full_tensor().numpy()
     return loss.item(), own, predicted, part
@@ -299,7 +299,7 @@ def test_masks_of_slices_are_those_of_one_device(recomputed):
         stages = [["parts.0"], ["parts.1"]] if recomputed else None
         pipeline = Pipeline(network, _square, 4, mesh=mesh, stages=stages)
         pipeline.step(x, labels)
-        with running_on(pipeline._stage_ranks):
+        with implicit_replication(pipeline._stage_ranks):
             return {name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()}
 
     _, gradients = _alone(make(), _square, [x], labels)
@@ -528,7 +528,7 @@ def _train_cut(make, sizes, inputs, labels):
     # Values and gradients, without those of `predict`.
     sent = {e.size_bytes for e in recorder.events if e.name == "send"}
     predicted = pipeline.predict(inputs).numpy()
-    with running_on(mesh.group("tp", rank)):
+    with implicit_replication(mesh.group("tp", rank)):
         gradients = {name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()}
     return loss, sent, predicted, gradients
 

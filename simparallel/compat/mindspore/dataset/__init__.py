@@ -4,7 +4,6 @@ from simparallel import data as _data
 from simparallel.backend import manual_seed as _manual_seed, random_state as _random_state
 from simparallel.compat.front import take as _take, unused
 from simparallel.compat.mindspore.dataset import transforms, vision
-from simparallel.compat.mindspore.dataset.transforms import transforms as _transforms
 
 _take(globals(), _data, """
 Cifar10Dataset FashionMnistDataset GeneratorDataset ImageFolderDataset MnistDataset NumpySlicesDataset

@@ -6,6 +6,7 @@ from typing import Any
 
 from simparallel import AutoParallel as _AutoParallel
 from simparallel.compat.front import refuse, take, unused
+from simparallel.compat.mindspore import context as _auto_parallel_context
 from simparallel.compat.mindspore.nn import (
     PipelineCell as Pipeline,
     PipelineGradReducer,

@@ -28,7 +28,7 @@ def no_weight_fn():
     return sp.broadcast_object(pipeline.step(X, labels).item(), src=sp.get_world_size() - 1)
 
 
-@wrong(lesson=11, raises=ScheduleError, says="it comes before 1F1")
+@wrong(lesson=11, raises=ScheduleError, says="1B1 waits for 1F1")
 def backward_before_forward():
     """A stage runs a backward before its forward.
 

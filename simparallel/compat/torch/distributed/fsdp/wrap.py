@@ -1,4 +1,4 @@
-"""`torch.distributed.fsdp.wrap`: which parts of a model are groups of their own."""
+"""`torch.distributed.fsdp.wrap`: which modules of a model become separate groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def size_based_auto_wrap_policy(
 
 
 def _parts(module: Module, policy: Callable[..., bool] | None, is_root: bool = True) -> Iterator[Module]:
-    """Yield the groups inside of a module, children first, and the root."""
+    """Yield the modules that `policy` makes groups, those inside of others first; and the root, with or without it."""
     free = sum(int(p.size) for p in module.parameters())
     if policy is not None and policy(module=module, recurse=True, nonwrapped_numel=free):
         for child in module.children():

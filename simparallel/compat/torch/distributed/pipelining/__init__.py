@@ -159,14 +159,19 @@ class _Schedule:
         self,
         stages: Sequence[PipelineStage],
         n_microbatches: int,
-        loss_fn: Callable[..., Any] | None,
-        scale_grads: bool,
-        specs: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        loss_fn: Callable[..., Any] | None = None,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
     ) -> None:
         who = type(self).__name__
+        specs = {name: value for name, value in locals().items() if name.endswith("_spec")}
         refuse(who, "all Tensors are split and joined along their first dim", **specs)
-        unused(who, **settings)
+        autograd = backward_requires_autograd and None
+        unused(who, defer_pp_recv=defer_pp_recv or None, backward_requires_autograd=autograd)
         ranks, count = get_world_size(), stages[0].num_stages
         schedule = pipeline_schedule(self.rule, ranks, n_microbatches, len(stages))
         own = [stage for stage in range(schedule.num_stages) if schedule.rank_of(stage) == get_rank()]
@@ -240,31 +245,12 @@ class PipelineScheduleSingle(_Schedule):
         output_merge_spec: Any = None,
         scale_grads: bool = True,
     ) -> None:
-        specs = {name: value for name, value in locals().items() if name.endswith("_spec")}
-        super().__init__([stage], n_microbatches, loss_fn, scale_grads, specs, {})
+        specs = args_chunk_spec, kwargs_chunk_spec, output_merge_spec
+        super().__init__([stage], n_microbatches, loss_fn, *specs, scale_grads)
 
 
 class PipelineScheduleMulti(_Schedule):
     __doc__ = _Schedule.__doc__
-
-    def __init__(
-        self,
-        stages: Sequence[PipelineStage],
-        n_microbatches: int,
-        loss_fn: Callable[..., Any] | None = None,
-        args_chunk_spec: Any = None,
-        kwargs_chunk_spec: Any = None,
-        output_merge_spec: Any = None,
-        scale_grads: bool = True,
-        backward_requires_autograd: bool = True,
-        defer_pp_recv: bool = False,
-    ) -> None:
-        specs = {name: value for name, value in locals().items() if name.endswith("_spec")}
-        settings = {
-            "defer_pp_recv": defer_pp_recv or None,
-            "backward_requires_autograd": backward_requires_autograd and None,
-        }
-        super().__init__(stages, n_microbatches, loss_fn, scale_grads, specs, settings)
 
 
 class ScheduleGPipe(PipelineScheduleSingle):

@@ -1,7 +1,7 @@
 """`torch.distributed.algorithms.ddp_comm_hooks`: `sp.parallel.comm_hooks`."""
 
-from simparallel.compat.torch.distributed.algorithms.ddp_comm_hooks import (
-    default_hooks,
-    post_localSGD_hook,
-    powerSGD_hook,
+from simparallel.parallel.ddp import (
+    comm_hooks as default_hooks,
+    comm_hooks as post_localSGD_hook,
+    comm_hooks as powerSGD_hook,
 )

@@ -1,3 +1,0 @@
-"""`mindspore.common.api`: the names of `mindspore.common`."""
-
-from simparallel.compat.mindspore.common import *

@@ -1,3 +1,0 @@
-"""`mindspore.communication.management`: the names of `mindspore.communication`."""
-
-from simparallel.compat.mindspore.communication import *

@@ -1,3 +1,0 @@
-"""`mindspore.dataset.transforms.transforms`: the names of `mindspore.dataset.transforms`."""
-
-from simparallel.compat.mindspore.dataset.transforms import *

@@ -1,3 +1,0 @@
-"""`mindspore.nn.wrap.grad_reducer`: the names of `mindspore.nn`."""
-
-from simparallel.compat.mindspore.nn import *

@@ -1,3 +1,0 @@
-"""`mindspore.parallel.auto_parallel`: the names of `mindspore.parallel`."""
-
-from simparallel.compat.mindspore.parallel import *

@@ -1,3 +1,0 @@
-"""`mindspore.parallel.nn`: the names of `mindspore.parallel`."""
-
-from simparallel.compat.mindspore.parallel import *

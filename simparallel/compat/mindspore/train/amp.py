@@ -1,3 +1,0 @@
-"""`mindspore.train.amp`: the names of `mindspore.train`."""
-
-from simparallel.compat.mindspore.train import *

@@ -1,3 +1,0 @@
-"""`mindspore.train.callback`: the names of `mindspore.train`."""
-
-from simparallel.compat.mindspore.train import *

@@ -1,3 +1,0 @@
-"""`mindspore.train.serialization`: the names of `mindspore.train`."""
-
-from simparallel.compat.mindspore.train import *

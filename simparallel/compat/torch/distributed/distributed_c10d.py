@@ -1,3 +1,0 @@
-"""`torch.distributed.distributed_c10d`: the names of `torch.distributed`."""
-
-from simparallel.compat.torch.distributed import *

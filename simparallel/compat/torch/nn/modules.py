@@ -1,3 +1,0 @@
-"""`torch.nn.modules`: the names of `torch.nn`."""
-
-from simparallel.compat.torch.nn import *

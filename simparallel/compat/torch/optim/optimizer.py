@@ -1,3 +1,0 @@
-"""`torch.optim.optimizer`: the names of `torch.optim`."""
-
-from simparallel.compat.torch.optim import *

@@ -1,3 +1,0 @@
-"""`torch.utils.data.dataset`: the names of `torch.utils.data`."""
-
-from simparallel.compat.torch.utils.data import *
