@@ -148,7 +148,7 @@ def test_protobuf_reads_chakra(tmp_path: Path) -> None:
         message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
         for name in ("GlobalMetadata", "Node")
     )
-    path = sp.launch(exchange, world_size=2, transport="inline").trace.export(tmp_path / "t", "chakra")[0]
+    (path,) = small_trace().export(tmp_path / "t", "chakra")
     version, nodes = read_chakra(path)
     with open(path, "rb") as opened:
         assert proto.parse_length_prefixed(head, opened).version == version
