@@ -6,16 +6,18 @@ the communications that ended at its start. A simulator finds the waits between 
 the messages.
 
 The format: Chakra schema 0.0.4 (MLCommons, `schema/protobuf/et_def.proto`): messages of Protocol Buffers, each after
-its length. Only the fields that are written are named here; to readers the others are unset.
+its length. Only the fields that are written are declared here; to readers the others are unset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from io import BytesIO
 from typing import Any
 
 from simparallel.clock.event import COMPUTE, RANGE, Event
+from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec
 
 VERSION = "0.0.4"
@@ -26,9 +28,27 @@ COLLECTIVES = {
     "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5, "all_to_all": 6,
     "reduce_scatter": 7, "barrier": 9,
 }  # fmt: skip
-# Numbers of the fields of Node, and of those of AttributeProto that hold a value, by its type.
-ID, NAME, TYPE, DEPENDENCIES, START_US, DURATION_US, ATTRIBUTES = 1, 2, 3, 5, 6, 7, 10
-VALUES = {int: 9, list: 10, bool: 27, str: 29}
+# Message -> (field, number, type, is repeated); types are those of FieldDescriptorProto, or messages.
+_MESSAGES: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
+    "Int64List": (("values", 1, "INT64", True),),
+    "AttributeProto": (
+        ("name", 1, "STRING", False),
+        ("int64_val", 9, "INT64", False),
+        ("int64_list", 10, "Int64List", False),
+        ("bool_val", 27, "BOOL", False),
+        ("string_val", 29, "STRING", False),
+    ),
+    "GlobalMetadata": (("version", 1, "STRING", False), ("attr", 2, "AttributeProto", True)),
+    "Node": (
+        ("id", 1, "UINT64", False),
+        ("name", 2, "STRING", False),
+        ("type", 3, "INT32", False),  # an enum, which is written as an int32
+        ("data_deps", 5, "UINT64", True),
+        ("start_time_micros", 6, "UINT64", False),
+        ("duration_micros", 7, "UINT64", False),
+        ("attr", 10, "AttributeProto", True),
+    ),
+}
 
 
 def file_name(rank: int) -> str:
@@ -36,39 +56,60 @@ def file_name(rank: int) -> str:
     return f"trace.{rank}.et"
 
 
-def dumps(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> bytes:
-    """Return the bytes of one rank's file, in simulated time; `events` are the rank's own."""
-    # GlobalMetadata: the version, and attributes.
-    head = _message((1, VERSION), *_attributes(2, {"rank": rank, "device": cluster.device.name}))
-    return b"".join(_varint(len(message)) + message for message in (head, *_nodes(events)))
+@cache
+def messages() -> dict[str, Any]:
+    """Return the classes of the messages.
 
-
-def _message(*fields: tuple[int, Any]) -> bytes:
-    """Encode a message of these (number, value): integers as varints, all else after its length.
-
-    A value is an integer, a text, a list of integers, or the bytes of a message.
+    Raises:
+        InputError: protobuf is not installed.
     """
-    found = []
-    for number, value in fields:
-        if isinstance(value, int):
-            found += [_varint(number << 3), _varint(value)]
-        else:
-            data = value.encode() if isinstance(value, str) else value
-            data = b"".join(map(_varint, data)) if isinstance(data, list) else data
-            found += [_varint(number << 3 | 2), _varint(len(data)), data]
-    return b"".join(found)
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise InputError(
+            'chakra: these files are written with protobuf, which is not installed: pip install "simparallel[chakra]".'
+        ) from error
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="chakra.proto", package="ChakraProtoMsg", syntax="proto3")
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        is_attribute = message == "AttributeProto"
+        if is_attribute:
+            described.oneof_decl.add(name="value")
+        for name, number, kind, is_repeated in fields:
+            field = described.field.add(name=name, number=number)
+            field.label = kinds.LABEL_REPEATED if is_repeated else kinds.LABEL_OPTIONAL
+            field.type = kinds.TYPE_MESSAGE if kind in _MESSAGES else getattr(kinds, f"TYPE_{kind}")
+            if kind in _MESSAGES:
+                field.type_name = f".ChakraProtoMsg.{kind}"
+            if is_attribute and name != "name":
+                field.oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
+        for name in _MESSAGES
+    }
 
 
-@lru_cache(maxsize=4096)
-def _varint(value: int) -> bytes:
-    """Encode an integer of 64 bits in groups of 7, the lowest first; the top bit of a byte says that more follow."""
-    value &= (1 << 64) - 1
-    groups = [value >> shift & 127 for shift in range(0, max(value.bit_length(), 1), 7)]
-    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+def dumps(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> bytes:
+    """Return the bytes of one rank's file, in simulated time; `events` are the rank's own.
+
+    Raises:
+        InputError: protobuf is not installed.
+    """
+    found = messages()
+    from google.protobuf import proto
+
+    head = found["GlobalMetadata"](version=VERSION, attr=_attributes({"rank": rank, "device": cluster.device.name}))
+    file = BytesIO()
+    for message in (head, *_nodes(events)):
+        proto.serialize_length_prefixed(message, file)
+    return file.getvalue()
 
 
-def _nodes(events: Sequence[Event]) -> Iterator[bytes]:
-    """Yield the Node of each event but marks, in the order of their starts."""
+def _nodes(events: Sequence[Event]) -> Iterator[Any]:
+    node = messages()["Node"]
     work = [event for event in events if event.kind != RANGE]
     work.sort(key=lambda event: (event.sim_start_ps, event.sim_end_ps))
     # Node -> the node before it on its stream. Numbers begin at 1: to proto3 readers, 0 means unset.
@@ -95,13 +136,16 @@ def _nodes(events: Sequence[Event]) -> Iterator[bytes]:
         attributes |= {"is_cpu_op": False, "num_ops": event.flops, "tensor_size": event.size_bytes, "step": event.step}
         if event.layer:
             attributes["layer"] = event.layer
-        duration_ps = event.sim_end_ps - event.sim_start_ps
-        yield _message(
-            (ID, number), (NAME, event.name), (TYPE, kind), (DEPENDENCIES, sorted(before)),
+        yield node(
+            id=number,
+            name=event.name,
+            type=kind,
+            data_deps=sorted(before),
+            start_time_micros=event.sim_start_ps // PS_PER_US,
             # Chakra counts microseconds; the exact time is an attribute.
-            (START_US, event.sim_start_ps // PS_PER_US), (DURATION_US, -(-duration_ps // PS_PER_US)),
-            *_attributes(ATTRIBUTES, {**attributes, "duration_ps": duration_ps}),
-        )  # fmt: skip
+            duration_micros=-(-(event.sim_end_ps - event.sim_start_ps) // PS_PER_US),
+            attr=_attributes({**attributes, "duration_ps": event.sim_end_ps - event.sim_start_ps}),
+        )
 
 
 def _kind_of(event: Event) -> tuple[int, dict[str, Any]]:
@@ -120,8 +164,10 @@ def _kind_of(event: Event) -> tuple[int, dict[str, Any]]:
     return COMPUTE_NODE, {}
 
 
-def _attributes(field: int, values: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
-    """Yield an AttributeProto for each name and value, with the number of the field that holds it."""
+def _attributes(values: dict[str, Any]) -> Iterable[Any]:
+    found = messages()
+    attribute, numbers = found["AttributeProto"], found["Int64List"]
+    fields = {bool: "bool_val", int: "int64_val", str: "string_val"}
     for name, value in values.items():
-        held = _message((1, value)) if isinstance(value, list) else value
-        yield field, _message((1, name), (VALUES[type(value)], held))
+        field = fields.get(type(value), "int64_list")
+        yield attribute(name=name, **{field: numbers(values=value) if field == "int64_list" else value})

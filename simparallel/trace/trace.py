@@ -290,13 +290,14 @@ class Trace:
             path: a file, for "chrome" and "csv"; a directory, for "kineto" and "chakra". Missing directories are
                 created.
             format: "chrome", as `save`; "kineto", as `save_profiler`; "chakra", execution traces of MLCommons as
-                ASTRA-sim replays them, `trace.N.et` for rank N; or "csv", a line for each event.
+                ASTRA-sim replays them, `trace.N.et` for rank N (needs protobuf: the extra `chakra`); or "csv", a line
+                for each event.
 
         Returns:
             The paths of the written files.
 
         Raises:
-            InputError: unknown format. Fact: `format`.
+            InputError: unknown format, or protobuf is not installed. Fact: `format`.
             OSError: a file cannot be written.
         """
         if format not in FORMATS:

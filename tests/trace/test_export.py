@@ -2,9 +2,8 @@
 
 import csv
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from test_trace import small_trace, traces
 import simparallel as sp
 from simparallel.clock.event import Event
 from simparallel.errors import InputError
-from simparallel.trace import Trace
+from simparallel.trace import Trace, chakra
 from simparallel.trace.export import FORMATS
 
 no_fixture_check = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -51,145 +50,61 @@ def test_unknown_format(tmp_path: Path) -> None:
     assert FORMATS == ("chrome", "kineto", "chakra", "csv")
 
 
-def wire_of(data: bytes) -> list[tuple[int, Any]]:
-    """Return (number, value) of the fields of a message of Protocol Buffers: integers, and the bytes of all else."""
-    found, at = [], 0
-    while at < len(data):
-        key, at = varint(data, at)
-        value: Any
-        value, at = varint(data, at)
-        if key & 7:
-            value, at = data[at : at + value], at + value
-        found.append((key >> 3, value))
-    return found
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer at a place, of 64 bits with a sign, and the place behind it."""
-    stop = next(i for i in range(at, len(data)) if data[i] < 128) + 1
-    value = sum((byte & 127) << 7 * i for i, byte in enumerate(data[at:stop]))
-    return value - (value >> 63 << 64), stop
-
-
-def varints(data: bytes) -> list[int]:
-    found, at = [], 0
-    while at < len(data):
-        value, at = varint(data, at)
-        found.append(value)
-    return found
-
-
-class Node(NamedTuple):
-    id: int
-    name: str
-    type: int
-    data_deps: list[int]
-    values: dict[str, Any]
-
-
-def values(attributes: Iterable[bytes]) -> dict[str, Any]:
-    """Return the attributes of a message."""
+def values(node: Any) -> dict[str, Any]:
+    """Return the attributes of a node of Chakra."""
     found = {}
-    for (_, name), (number, value) in map(wire_of, attributes):
-        kinds = {9: int, 10: lambda value: varints(dict(wire_of(value)).get(1, b"")), 27: bool, 29: bytes.decode}
-        found[name.decode()] = kinds[number](value)
+    for attribute in node.attr:
+        which = attribute.WhichOneof("value")
+        value = getattr(attribute, which)
+        found[attribute.name] = list(value.values) if which == "int64_list" else value
     return found
 
 
 def read_chakra(path: Path) -> tuple[Any, list[Any]]:
-    """Return the version, and the nodes of a file."""
-    data, at, messages = path.read_bytes(), 0, []
-    while at < len(data):
-        size, at = varint(data, at)
-        messages.append(wire_of(data[at : at + size]))
-        at += size
-    nodes = []
-    for fields in messages[1:]:
-        one = dict(fields)
-        own = values(value for number, value in fields if number == 10)
-        nodes.append(Node(one[1], one[2].decode(), one[3], varints(one[5]), own))
-    return messages[0][0][1].decode(), nodes
+    """Return the metadata and the nodes of a file."""
+    from google.protobuf import proto
+
+    found = chakra.messages()
+    with open(path, "rb") as file:
+        head = proto.parse_length_prefixed(found["GlobalMetadata"], file)
+        return head, list(iter(lambda: proto.parse_length_prefixed(found["Node"], file), None))
 
 
-# Message -> (field, number, type, is repeated), of `et_def.proto`; a type is one of FieldDescriptorProto, or a message.
-SCHEMA: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
-    "Int64List": (("values", 1, "INT64", True),),
-    "AttributeProto": (
-        ("name", 1, "STRING", False), ("int64_val", 9, "INT64", False), ("int64_list", 10, "Int64List", False),
-        ("bool_val", 27, "BOOL", False), ("string_val", 29, "STRING", False),
-    ),
-    "GlobalMetadata": (("version", 1, "STRING", False), ("attr", 2, "AttributeProto", True)),
-    "Node": (
-        ("id", 1, "UINT64", False), ("name", 2, "STRING", False), ("type", 3, "INT32", False),
-        ("data_deps", 5, "UINT64", True), ("start_time_micros", 6, "UINT64", False),
-        ("duration_micros", 7, "UINT64", False), ("attr", 10, "AttributeProto", True),
-    ),
-}  # fmt: skip
-
-
-def test_protobuf_reads_chakra(tmp_path: Path) -> None:
-    """The library of Protocol Buffers finds the same fields."""
-    pytest.importorskip("google.protobuf")
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, proto
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="chakra.proto", package="ChakraProtoMsg", syntax="proto3")
-    for message, fields in SCHEMA.items():
-        described = file.message_type.add(name=message)
-        for name, number, kind, is_repeated in fields:
-            field = described.field.add(name=name, number=number)
-            field.label = kinds.LABEL_REPEATED if is_repeated else kinds.LABEL_OPTIONAL
-            field.type = kinds.TYPE_MESSAGE if kind in SCHEMA else getattr(kinds, f"TYPE_{kind}")
-            if kind in SCHEMA:
-                field.type_name = f".ChakraProtoMsg.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    head, node = (
-        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
-        for name in ("GlobalMetadata", "Node")
-    )
-    (path,) = small_trace().export(tmp_path / "t", "chakra")
-    version, nodes = read_chakra(path)
-    with open(path, "rb") as opened:
-        assert proto.parse_length_prefixed(head, opened).version == version
-        found = list(iter(lambda: proto.parse_length_prefixed(node, opened), None))
-    assert [(n.id, n.name, n.type, list(n.data_deps)) for n in found] == [n[:4] for n in nodes]
-    for one, own in zip(found, nodes, strict=True):
-        read = {
-            a.name: a.string_val or list(a.int64_list.values) if type(own.values[a.name]) in (str, list)
-            else a.bool_val if type(own.values[a.name]) is bool else a.int64_val
-            for a in one.attr
-        }  # fmt: skip
-        assert read == own.values
+def test_chakra_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chakra.messages.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "google.protobuf", None)
+    with refused(InputError):
+        small_trace().export(tmp_path / "t", "chakra")
 
 
 def test_chakra_has_every_event(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
     trace = sp.launch(exchange, world_size=2, transport="inline").trace
     paths = trace.export(tmp_path / "et", "chakra")
     assert [path.name for path in paths] == ["trace.0.et", "trace.1.et"]
     for rank, path in enumerate(paths):
-        version, nodes = read_chakra(path)
+        head, nodes = read_chakra(path)
         events = sorted(trace.select(ranks=rank).events, key=lambda e: (e.sim_start_ps, e.sim_end_ps))
-        assert version == "0.0.4"
+        assert head.version == "0.0.4"
         assert [node.name for node in nodes] == [event.name for event in events]
-        assert [node.values["duration_ps"] for node in nodes] == [e.sim_end_ps - e.sim_start_ps for e in events]
+        assert [values(node)["duration_ps"] for node in nodes] == [e.sim_end_ps - e.sim_start_ps for e in events]
         kinds = {"all_reduce": 7, "send": 5, "recv": 6}
         assert [node.type for node in nodes] == [kinds.get(event.name, 4) for event in events]
         for node, event in zip(nodes, events, strict=True):
             assert all(0 < before < node.id for before in node.data_deps)
             assert all(events[i - 1].sim_end_ps <= event.sim_start_ps for i in node.data_deps if event.name != "recv")
             if event.name == "all_reduce":
-                assert (node.values["comm_type"], node.values["comm_size"]) == (0, event.size_bytes)
-                assert node.values["comm_group"] == [0, 1]
+                assert (values(node)["comm_type"], values(node)["comm_size"]) == (0, event.size_bytes)
+                assert values(node)["comm_group"] == [0, 1]
             if event.kind == "p2p":
-                assert (node.values["comm_src"], node.values["comm_dst"]) == event.group
+                assert (values(node)["comm_src"], values(node)["comm_dst"]) == event.group
 
 
 def replayed(nodes: list[Any]) -> int:
     """Return the end of the last node if each starts when those that it depends on have ended."""
     ends: dict[int, int] = {}
     for node in nodes:
-        ends[node.id] = max((ends[i] for i in node.data_deps), default=0) + node.values["duration_ps"]
+        ends[node.id] = max((ends[i] for i in node.data_deps), default=0) + values(node)["duration_ps"]
     return max(ends.values())
 
 
@@ -203,6 +118,7 @@ def overlapped() -> None:
 
 def test_chakra_replays_to_the_makespan(tmp_path: Path) -> None:
     """Of alike ranks each one's own dependencies give its time: nobody waits for others."""
+    pytest.importorskip("google.protobuf")
     trace = sp.launch(overlapped, world_size=2, transport="inline").trace
     for path in trace.export(tmp_path / "et", "chakra"):
         assert replayed(read_chakra(path)[1]) == round(trace.makespan_s * 1e12)
