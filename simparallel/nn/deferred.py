@@ -36,8 +36,12 @@ class _Deferring(RankLocal):
 deferring = _Deferring()
 
 
-def deferred_init() -> AbstractContextManager[None]:
-    """Return a block in which parameters that an initializer fills get no data."""
+def no_init_parameters() -> AbstractContextManager[None]:
+    """Return a block that creates parameters without data: they get a shape, a dtype and an initializer.
+
+    Under `AutoParallel`, or with `distribute_module`, each rank later draws only its slices, bit for bit equal to the
+    slices of the whole; an op on plain tensors draws its parameters whole.
+    """
     return setting(deferring, active=True)
 
 

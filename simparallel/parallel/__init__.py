@@ -1,6 +1,7 @@
 """Strategies that train one model on several devices."""
 
 from simparallel.base.hints import answer_unknown_names
+from simparallel.nn.deferred import no_init_parameters
 from simparallel.nn.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from simparallel.parallel.ddp import comm_hooks
 from simparallel.parallel.ddp.adasum import AdasumOptimizer, DistributedGradScaler, Nodes
@@ -17,7 +18,6 @@ from simparallel.parallel.operator.auto import (
     explicit_redistribution,
     implicit_redistributions,
     micro_batches,
-    no_init_parameters,
     quick_redistribution,
 )
 from simparallel.parallel.operator.distribute import distribute_module, distribute_tensor, from_local, shard

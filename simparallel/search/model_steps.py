@@ -14,7 +14,7 @@ from simparallel.base.dry_arrays import empty
 from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import placement
 from simparallel.nn import BatchNorm2d, Module
-from simparallel.nn.deferred import deferred_init
+from simparallel.nn.deferred import no_init_parameters
 from simparallel.optim import AdamW, Momentum
 from simparallel.parallel.operator.auto import micro_batches
 from simparallel.search.graph import Graph, capture, captures
@@ -54,7 +54,7 @@ class ModelStep:
 
     def __init__(self, known: KnownModel) -> None:
         self.known = known
-        with deferred_init():
+        with no_init_parameters():
             self.model = known.build()
         trained = self.model.parameters()
         self._has_batch_norm = any(isinstance(module, BatchNorm2d) for module in self.model.modules())

@@ -12,7 +12,7 @@ from simparallel.comm import current
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
 from simparallel.models.decoder import Decoder
-from simparallel.nn.deferred import deferred_init
+from simparallel.nn.deferred import no_init_parameters
 from simparallel.optim import AdamW
 from simparallel.parallel.operator.distribute import distribute_module
 from simparallel.parallel.pipeline.pipeline import Pipeline
@@ -60,7 +60,7 @@ def train(plan: TrainingPlan, schedule: str = "1f1b", tokens: np.ndarray | None 
         steps: their number.
     """
     mesh = Mesh((plan.pipeline, plan.data, plan.tensor), ("pp", "dp", "tp"))
-    with deferred_init():
+    with no_init_parameters():
         model = decoder(plan.shape, plan.recompute == "full", np.dtype(f"f{plan.item_bytes}"))
     stages, rank = _stages(plan), current().rank
     if plan.tensor > 1:

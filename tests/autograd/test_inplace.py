@@ -23,7 +23,7 @@ from simparallel.errors import (
     ShapeError,
 )
 from simparallel.layout.layout import Layout
-from simparallel.nn.deferred import deferred_init
+from simparallel.nn.deferred import no_init_parameters
 from simparallel.parallel import DistributedDataParallel, distribute_tensor
 
 SIGNS = [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow]
@@ -236,7 +236,7 @@ def test_bad_assignments_are_refused(change, error):
 
 
 def test_parameter_without_data_is_not_written():
-    with deferred_init():
+    with no_init_parameters():
         layer = nn.Linear(2, 2)
     with no_grad(), refused(InputError):
         layer.weight += 1.0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from typing import Any
+
+import numpy as np
 
 from simparallel.algorithms import price
 from simparallel.course.exercises.exercise import (
@@ -34,6 +37,12 @@ def sent(results: Results, item_bytes: int) -> Values:
         _MESSAGES: [f"{a} - {b}" for a, b in sorted(pairs)],
         "elements sent": sum(event.sent_bytes for event in events) // item_bytes,
     }
+
+
+def _with_messages(inputs: np.ndarray, answer: Callable[..., Any]) -> Values:
+    """Return the result of each rank, from its row of the inputs, and what `sent` finds."""
+    results = run_ranks(answer, [(x,) for x in inputs])
+    return {**by_rank(results), **sent(results, inputs.itemsize)}
 
 
 def rounds(results: Results) -> int:
@@ -71,11 +80,7 @@ def ring_all_reduce(ranks: int, size: int) -> Case:
         # Some ranks have nothing to send if there are fewer elements than ranks.
         return difference({label: value for label, value in expected.items() if label != _MESSAGES}, found)
 
-    def run(answer: Callable[..., Any]) -> Values:
-        results = run_ranks(answer, [(x,) for x in inputs])
-        return {**by_rank(results), **sent(results, inputs.itemsize)}
-
-    return Case(by_rank(inputs), expected, run, judge)
+    return Case(by_rank(inputs), expected, partial(_with_messages, inputs), judge)
 
 
 @exercise(lesson=2, ranks=range(1, 10), root=range(3))
@@ -108,11 +113,7 @@ def all_to_all_by_messages(ranks: int, part: int) -> Case:
     elements = {_MESSAGES: pairs, "elements sent": len(pairs) * part}
     expected = {"collectives called": ["none"], **by_rank(outputs), **elements}
 
-    def run(answer: Callable[..., Any]) -> Values:
-        results = run_ranks(answer, [(x,) for x in inputs])
-        return {**by_rank(results), **sent(results, inputs.itemsize)}
-
-    return Case(by_rank(inputs), expected, run)
+    return Case(by_rank(inputs), expected, partial(_with_messages, inputs))
 
 
 @exercise(lesson=2, ranks=(2, 3, 4, 6, 8, 12, 16), size_bytes=(4, 10_000, 200_000, 10**8), latency_s=(1e-6, 2e-5))

@@ -38,7 +38,6 @@ from simparallel.errors import CollectiveMismatchError, InputError, LayoutError,
 from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import Placement, placement
 from simparallel.layout.strategy import layout_of_cuts
-from simparallel.nn.deferred import deferred_init
 from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.operator.op_call import Implicit, mode
 from simparallel.world import context
@@ -46,15 +45,6 @@ from simparallel.world import context
 # Below this, a redistribution costs mostly the latency of a message: it is listed, without a warning.
 WARN_FROM_BYTES = 1 << 12
 MODES = ("semi_auto", "auto", "sharding_propagation", "recursive_programming")
-
-
-def no_init_parameters() -> AbstractContextManager[None]:
-    """Return a block that creates parameters without data: they get a shape, a dtype and an initializer.
-
-    Under `AutoParallel`, or with `distribute_module`, each rank later draws only its slices, bit for bit equal to the
-    slices of the whole; an op on plain tensors draws its parameters whole.
-    """
-    return deferred_init()
 
 
 class AutoParallel:

@@ -18,7 +18,7 @@ from simparallel.autograd import Tensor, functions as F
 from simparallel.errors import LayoutError
 from simparallel.layout.layout import Layout
 from simparallel.nn import GELU, Embedding, LayerNorm, Linear, Module, MultiheadAttention
-from simparallel.nn.deferred import deferred_init
+from simparallel.nn.deferred import no_init_parameters
 from simparallel.parallel.operator.distribute import distribute_module
 
 
@@ -45,7 +45,7 @@ class ColumnParallelLinear(Linear):
         dtype: Any = np.float32,
     ) -> None:
         # Without data, so that each rank draws its slice only.
-        with deferred_init():
+        with no_init_parameters():
             super().__init__(in_features, out_features, bias, dtype)
         self.axis, self.gather_output = axis, gather_output
         distribute_module(self, layout, {"weight": (axis, "None"), **({"bias": (axis,)} if bias else {})})
@@ -78,7 +78,7 @@ class RowParallelLinear(Linear):
         scatter_dim: int | None = None,
         dtype: Any = np.float32,
     ) -> None:
-        with deferred_init():
+        with no_init_parameters():
             super().__init__(in_features, out_features, bias, dtype)
         self.axis, self.scatter_dim = axis, scatter_dim
         # The bias is replicated; `Linear` adds it on the first slice only, so the sum has it once.
@@ -113,7 +113,7 @@ class VocabParallelEmbedding(Embedding):
         padding_idx: int | None = None,
         dtype: Any = np.float32,
     ) -> None:
-        with deferred_init():
+        with no_init_parameters():
             super().__init__(num_embeddings, embedding_dim, padding_idx, dtype)
         distribute_module(self, layout, {"weight": (axis, "None")})
 
@@ -212,7 +212,7 @@ class ParallelTransformerBlock(Module):
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
         self.norm1, self.norm2 = LayerNorm(width, dtype=dtype), LayerNorm(width, dtype=dtype)
-        with deferred_init():
+        with no_init_parameters():
             self.attention = MultiheadAttention(width, num_heads, causal=causal, dtype=dtype)
             self.up, self.down = Linear(width, 4 * width, dtype=dtype), Linear(4 * width, width, dtype=dtype)
         self.gelu = GELU(approximate="tanh")
