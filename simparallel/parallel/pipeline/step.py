@@ -170,6 +170,7 @@ class PipelineStep:
         finally:
             random_state.given_part, random_state.sharded_part = before
             self._masks = forward.masks
+            order().end_pass("forward")
 
     def end_masks(self) -> None:
         """Count the masks of this step: those of one pass, whatever the number and order of the micro-batches."""
