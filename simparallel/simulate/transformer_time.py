@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from simparallel.errors import ClusterError, InputError
@@ -183,8 +184,17 @@ class PricedStep:
         self.data_ps, self.optimizer_ps = max(
             (price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum
         )
-        busiest_ps = max(sum(work.device_ps for part in self.passes[stage::p] for work in part) for stage in range(p))
-        self.least_ps = m * busiest_ps + self.data_ps + self.optimizer_ps
+        busiest_ps, once_ps = zip(*[self._busy(stage) for stage in range(p)], strict=True)
+        self.once_ps = once_ps[stages.index(self.own)]
+        self.least_ps = (
+            max(m * each + once for each, once in zip(busiest_ps, once_ps)) + self.data_ps + self.optimizer_ps
+        )
+
+    def _busy(self, stage: int) -> tuple[int, int]:
+        """Return how long a device computes and exchanges: for a micro-batch, and once a step."""
+        parts = self.passes[stage :: self.plan.pipeline]
+        each = sum(work.device_ps for part in parts for work in part.each)
+        return each, sum(work.device_ps for part in parts for work in (part.first, part.last))
 
     def time(self) -> StepTime:
         """Run the schedule."""
@@ -210,8 +220,8 @@ class PricedStep:
             m * own.context_ps,
             m * own.expert_ps,
             device_ps - alone_ps,
-            alone_ps - m * (own.sum_ps - own.messages_ps),
-            m * own.data_ps + self.data_ps,
+            alone_ps - m * (own.sum_ps - own.messages_ps) - self.once_ps,
+            m * own.data_ps + self.once_ps + self.data_ps,
             optimizer_ps,
             mfu,
             hfu,
@@ -242,6 +252,36 @@ class PartTime(NamedTuple):
         return sum(self[:-1])
 
 
+class _Work(NamedTuple):
+    """The time of equal parts of a stage, such as its blocks, over one micro-batch [ps]: of one part on the device.
+
+    Attributes:
+        count: their number.
+        forward_ps, inputs_ps, weights_ps: the passes, see `Passes`.
+    """
+
+    count: int
+    forward_ps: int
+    inputs_ps: int
+    weights_ps: int
+
+
+class _Group(NamedTuple):
+    """Equal groups of parameters that replicas share in slices: times of one [ps], see `_Work`.
+
+    Attributes:
+        gather_ps, again_ps, reduce_ps: its exchanges: before forward, in backward, and of gradients.
+    """
+
+    count: int = 1
+    gather_ps: int = 0
+    again_ps: int = 0
+    reduce_ps: int = 0
+    forward_ps: int = 0
+    inputs_ps: int = 0
+    weights_ps: int = 0
+
+
 class _Prices:
     """The prices of a plan's parts on one cluster."""
 
@@ -252,9 +292,10 @@ class _Prices:
         stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         # Gradients are summed over the devices of a context, too, as each has other tokens.
-        self.data_group = tuple(range(0, stride, plan.tensor))
+        data_group = tuple(range(0, stride, plan.tensor))
         self.expert_group = tuple(range(0, plan.tensor * plan.expert, plan.tensor))
-        self.expert_data_group = tuple(range(0, stride, plan.tensor * plan.expert))
+        # Of all parameters but those of experts, and of these.
+        self.data_groups = data_group, tuple(range(0, stride, plan.tensor * plan.expert))
         self.next_stage, self.last_stage = stride, stride * (plan.pipeline - 1)
         self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
@@ -302,6 +343,7 @@ class _Prices:
         # Messages from and to the stage before and the next one.
         before, after = (PassTime.of(0, there * self.issue_ps) for there in (stage > 0, stage < plan.pipeline - 1))
         forward, inputs, weights = before, before, PassTime()
+        works: list[_Work] = []
         for count, work in stage_work(plan, stage, self.states.gradient, device.software):
             first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
             starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
@@ -310,6 +352,8 @@ class _Prices:
             if plan.overlap_tensor:
                 hidden_ps = max(0, hidden_ps - later_ps)
             sums_ps = sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
+            if work.forward:
+                works.append(_Work(count, first.device_ps, then.device_ps, later_ps))
             forward_ps += count * first.device_ps
             backward_ps += count * (then.device_ps + later_ps)
             tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
@@ -328,11 +372,22 @@ class _Prices:
             forward = forward.then(first.repeated(count))
             inputs = (then if is_split else later.then(then)).repeated(count).then(inputs)
             weights = later.repeated(count).then(weights) if is_split else weights
-        before_ps, after_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else (0, 0)
-        forward = PassTime.of(before_ps).then(forward).then(after)
-        inputs = after.then(inputs).then(PassTime.of(after_ps))
-        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, before_ps + after_ps
-        return PartTime(forward_ps + backward_ps, *times, backward_ps), (forward, inputs, weights)
+        passes = Passes(forward.then(after), after.then(inputs), weights)
+        data_ps = 0
+        if plan.zero_stage and len(self.data_groups[0]) > 1:
+            gather, *reduce = self.exchanges(stage, works, is_split)
+            if plan.zero_stage == 1:
+                passes = passes._replace(last=reduce[0].then(reduce[1]))
+            else:
+                passes = passes._replace(inputs=passes.inputs.then(reduce[0]), weights=weights.then(reduce[1]))
+                data_ps = reduce[0].device_ps + reduce[1].device_ps
+            if plan.zero_stage < 3:
+                passes = passes._replace(first=gather)
+            else:
+                passes = passes._replace(forward=gather.then(passes.forward))
+                data_ps += gather.device_ps
+        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, data_ps
+        return PartTime(forward_ps + backward_ps, *times, backward_ps), passes
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
@@ -356,37 +411,66 @@ class _Prices:
         beside_ps = self.kernels(attention(plan)[0]).device_ps // plan.context
         return (plan.context - 1) * max(0, message_ps - beside_ps)
 
-    def zero3(self, stage: int, forward_ps: int, backward_ps: int) -> tuple[int, int]:
-        """Price what ZeRO-3 exchanges in the passes of one micro-batch: parameters in both, gradients in the second."""
+    def exchanges(self, stage: int, works: Sequence[_Work], is_split: bool) -> list[PassTime]:
+        """Price what replicas that share slices exchange: before a forward pass, and in both parts of a backward pass.
+
+        Each block is a group, and so are both tables. A group's parameters are gathered while the one before computes,
+        and its gradients are reduced while the next one does, on one stream; `fully_shard` copies what it has gathered.
+
+        Args:
+            stage: number of the stage.
+            works: those that read the parameters of a group, in the order of the forward pass.
+            is_split: see `stage`.
+        """
         plan, states = self.plan, self.states
+        is_single, copied = plan.pipeline == 1, runs_by_op(plan, self.cluster.device.software)
         dense, sparse = plan.count_layers(stage)
-        parts = (
-            (dense, plan.layer_parameters, self.data_group),
-            (sparse, plan.sparse_parameters, self.data_group),
-            (sparse, plan.layer_experts, self.expert_data_group),
-            (1, plan.table_parameters(stage), self.data_group),
-        )
-        there = [part for part in parts if part[0] and part[1]]
-        gather_ps, reduce_ps = (
-            sum(count * self.collective(op, size * each, group) for count, size, group in there)
-            for op, each in (("all_gather", states.parameter), ("reduce_scatter", states.gradient))
-        )
-        if plan.overlap_data:
-            return max(0, gather_ps - forward_ps), max(0, gather_ps + reduce_ps - backward_ps)
-        return gather_ps, gather_ps + reduce_ps
+        tables = plan.table_parameters(stage)
+        head = Fraction(plan.shape.vocabulary * plan.shape.width, plan.tensor) * (not plan.shape.is_tied)
+        sizes = [(tables - head * is_single, Fraction(0))] * (stage == 0)
+        sizes += [(plan.layer_parameters, Fraction(0))] * (dense > 0)
+        sizes += [(plan.sparse_parameters, plan.layer_experts)] * (sparse > 0)
+        sizes += [(head if is_single else tables, Fraction(0))] * (stage == plan.pipeline - 1)
+        row, copies, count = [_Group()] * 2, [PassTime(), PassTime()], 0
+        for number, (work, parts) in enumerate(zip(works, sizes, strict=True)):
+            gather_ps, reduce_ps = (
+                sum(self.collective(op, size * each, group) for size, group in zip(parts, self.data_groups) if size)
+                for op, each in (("all_gather", states.parameter), ("reduce_scatter", states.gradient))
+            )
+            # A lookup needs no table in the backward pass.
+            is_again = plan.zero_stage == 3 and (number > 0 or stage > 0 or (is_single and plan.shape.is_tied))
+            group = _Group(1, gather_ps, gather_ps * is_again, reduce_ps, *work[1:] if plan.overlap_data else ())
+            # All groups between the first and the last one of equal ones have the same neighbours.
+            row += [group, group._replace(count=work.count - 2), group][: work.count]
+            copy = self.kernels([of_bytes(round(2 * sum(parts) * states.parameter))] * copied)
+            copy = PassTime.of(copy.device_ps, self.issue_ps + copy.host_ps).repeated(work.count)
+            copies = [copies[0].then(copy), copies[1].then(copy if is_again else PassTime())]
+            count += work.count
+        row += [_Group()] * 2
+        before_ps = sum(own.count * max(0, own.gather_ps - last.forward_ps) for last, own in pairwise(row))
+        inputs_ps = weights_ps = 0
+        for before, own, after in zip(row, row[1:], row[2:], strict=False):
+            beside_ps, hidden_ps = own.weights_ps, after.reduce_ps
+            if is_split:
+                weights_ps += own.count * max(0, hidden_ps - beside_ps)
+                beside_ps = hidden_ps = 0
+            inputs_ps += own.count * max(0, before.again_ps + hidden_ps - own.inputs_ps - beside_ps)
+        reduces = PassTime.of(0, count * self.issue_ps)
+        return [
+            PassTime.of(before_ps).then(copies[0]),
+            PassTime.of(inputs_ps).then(copies[1]).then(PassTime() if is_split else reduces),
+            PassTime.of(weights_ps).then(reduces if is_split else PassTime()),
+        ]
 
     def update(self, stage: int, times: PartTime) -> tuple[int, int]:
-        """Price the end of a step: the exchange of gradients and parameters between replicas, and the optimizer."""
+        """Price the end of a step: the sum of whole gradients over replicas, and the optimizer."""
         plan, states = self.plan, self.states
-        parts = ((plan.stage_parameters(stage), self.data_group), (plan.stage_experts(stage), self.expert_data_group))
         exchange_ps, owned = 0, Fraction(0)
-        for parameters, group in parts:
+        parts = plan.stage_parameters(stage), plan.stage_experts(stage)
+        for parameters, group in zip(parts, self.data_groups, strict=True):
             owned += parameters / (len(group) if plan.zero_stage else 1)
             if plan.zero_stage == 0 and parameters:
                 exchange_ps += self.collective("all_reduce", parameters * states.gradient, group)
-            elif plan.zero_stage < 3 and parameters:
-                exchange_ps += self.collective("reduce_scatter", parameters * states.gradient, group)
-                exchange_ps += self.collective("all_gather", parameters * states.parameter, group)
         if plan.overlap_data:
             exchange_ps = max(0, exchange_ps - times.backward_ps)
         if plan.pipeline > 1 and stage in (0, plan.pipeline - 1) and plan.shape.is_tied:

@@ -113,7 +113,8 @@ class UseOrder:
             by_rank: their gradients.
             unfinished: number of a parameter -> axes of its layout along which its gradient is still to be summed.
         """
-        running = running_backward()
+        # A part that is recomputed is a pass of its own, and must not wait for its reduction.
+        running = running_backward(delivers=True)
         self._finish()
         if self._finishing is not running:
             self._check_others(group, running)
