@@ -81,23 +81,25 @@ class EagerBlock:
         """Return the forward pass; a block that is recomputed keeps its input alone."""
         return joined(self.kept + self.row, -self.row, (self.row - self.kept) * self.is_again)
 
-    def backward(self, has_sum: bool) -> Stretch:
+    def backward(self, has_sum: int, flat: int = 0, buffer: int = 0) -> Stretch:
         """Return the backward pass, from the gradient of the result to that of the input.
 
         A recomputed block delivers the gradients of its weights together, so these are held at its end.
 
         Args:
-            has_sum: whether there are gradients of the weights already.
+            has_sum: whether there are gradients of the weights already; 2 if these are freed, too.
+            flat: the whole weights, until the last product has read them.
+            buffer: an array into which the gradients of the weights go, from the first one on.
         """
         row, again = self.row, self.row * self.is_again
-        added = has_sum and not self.is_again
+        added = has_sum * (buffer > 0 or not self.is_again)
         turned = (self.products, -self.products) if self.is_cut else ()
         return joined(
             *(self.kept + row, -row) * self.is_again,
-            *_added(self.down, added), *self._activation(), self.up, -(1 + self.is_gated) * self.inner,
+            self.down, buffer, -self.down * added, *self._activation(), self.up, -(1 + self.is_gated) * self.inner,
             -self.up * added, 2 * again - 2 * row, *_added(self.out, added),
             -self.attention, self.products, -self.result, self.products, *turned, -self.products,
-            *_added(self.qkv, added), -self.products, (self.weights - self._matrices) * (not added),
+            -flat, *_added(self.qkv, added), -self.products, (self.weights - self._matrices) * (1 - added),
             -2 * row - 3 * again,
         )  # fmt: skip
 
@@ -141,8 +143,8 @@ class EagerBlock:
         return (inner, -inner, 2 * inner, -3 * inner, cut, -cut, -inner) if self.is_gated else (-inner,)
 
 
-def _added(size: int, has_sum: bool) -> tuple[int, int]:
-    """Return what the gradient of a weight holds: it stays, or is added to the sum so far and freed."""
+def _added(size: int, has_sum: int) -> tuple[int, int]:
+    """Return what the gradient of a weight holds: it stays, or is added to the sum so far and freed; 2: with it."""
     return size, -size * has_sum
 
 
@@ -172,15 +174,21 @@ class EagerStage:
         # The gradient of the positions is a sum over the sequences.
         self.summed = item * shape.length // plan.context * shape.width * bool(self.positions)
 
-    def work(self, part: int, kind: str, has_sum: bool) -> Stretch:
+    def work(self, part: int, kind: str, has_sum: bool, is_new: bool, is_final: bool) -> Stretch:
         """Return an action of a schedule.
 
         Args:
             part: number of a part of the model.
             kind: of the action, see `Schedule`.
             has_sum: whether there are gradients of the weights already.
+            is_new: whether the pass makes them.
+            is_final: whether it is the last of its kind.
         """
         plan, row = self.plan, self.row
+        if plan.zero_stage == 3 and kind == FORWARD:
+            return self._gathered_forward(part)
+        if kind == BACKWARD and (plan.zero_stage > 1 or (plan.zero_stage and is_final)):
+            return self._reduced_backward(part, has_sum, is_new)
         is_first, is_last = part == 0, part == plan.pipeline * plan.chunks - 1
         blocks = [(block, n) for block, n in zip(self.blocks, plan.part_layers(part), strict=True) if n]
         if kind == FORWARD:
@@ -217,3 +225,50 @@ class EagerStage:
         # The newest ops go first: those of blocks that have run again, the first block last.
         order = [*delayed[::-1], *head] if plan.recompute == "full" else [*head, *delayed]
         return joined(*order, *ends, -late)
+
+    def _groups(self, part: int) -> list[tuple[int, int, EagerBlock | None]]:
+        """Return the groups of parameters that replicas share: how many equal ones, bytes of one, and its block."""
+        found: list[tuple[int, int, EagerBlock | None]] = [(1, self.table + self.positions, None)] * (part == 0)
+        blocks = zip(self.plan.part_layers(part), self.blocks, strict=True)
+        found += [(count, block.weights, block) for count, block in blocks if count]
+        return found + [(1, self.table, None)] * (part == self.plan.pipeline * self.plan.chunks - 1)
+
+    def _gathered_forward(self, part: int) -> Stretch:
+        """Return a forward pass whose parameters are gathered: those of a group, while the one before computes."""
+        groups = self._groups(part)
+        steps: list[Part] = [self.row, groups[0][1]]
+        for number, (count, size, block) in enumerate(groups):
+            is_head = block is None and (part > 0 or number > 0)
+            body = block.forward() if block else joined(*self.head[: 2 * is_head])
+            after = groups[number + 1][1] if number + 1 < len(groups) else 0
+            steps += [repeated(joined(size, -size, size, body, -size), count - 1)]
+            steps += [size, -size, after, body, -size, *self.head[2:] * is_head]
+        return joined(*steps)
+
+    def _reduced_backward(self, part: int, has_sum: bool, is_new: bool) -> Stretch:
+        """Return a backward pass whose gradients are reduced to slices: those of a group, while the next one computes."""
+        plan, row, groups = self.plan, self.row, self._groups(part)[::-1]
+        is_last = groups[0][2] is None
+        is_again = plan.zero_stage == 3
+        added, replicas = 1 + (plan.zero_stage == 1 and has_sum), plan.data * plan.context
+        sent = 0 if is_last else row
+        steps: list[Part] = [*self.cast] if is_last else [row]
+        steps.append(groups[0][1] * is_again)
+        held = 0
+        for number, (count, size, block) in enumerate(groups):
+            is_lookup = block is None and (number > 0 or not is_last)
+            flat = size * (is_again and not is_lookup)
+            after = groups[number + 1] if number + 1 < len(groups) else (0, 0, None)
+            ahead = after[1] * (is_again and after[2] is not None)
+            if block is not None:
+                body: Part = block.backward(added, flat, size)
+            elif is_lookup:
+                body = joined(self.summed, size, size, -size * added, -self.summed)
+            else:
+                body = joined(size - flat, -self.of_logits, size, -size * added, -row)
+            for each in range(count):
+                next_ = flat if each + 1 < count else ahead
+                steps += [flat, -flat, next_, body]
+                steps += [sent * (number == 0 and each == 0), Fraction(held * is_new, replicas) - held]
+                held = size
+        return joined(*steps, Fraction(held * is_new, replicas) - held, -row - 2 * sent)

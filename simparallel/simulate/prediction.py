@@ -272,11 +272,12 @@ def worst_memory(
     alone = replace(plan, zero_stage=0)
     # Of equal stages the first holds most: more of its micro-batches are in flight.
     for stage in plan.like_stages:
-        kinds.append({
-            "states": round(state_bytes(plan, stage, kept)),
-            "activations": round(activation_bytes(alone, stage, schedule, software, keeps_gradients)),
-            "gathered": round(gathered_bytes(plan, stage, states)),
-        })  # fmt: skip
+        activations = round(activation_bytes(alone, stage, schedule, software, keeps_gradients))
+        gathered = gathered_bytes(plan, stage, states)
+        if software == "eager":
+            gathered = activation_bytes(plan, stage, schedule, software, keeps_gradients) - activations
+        states_bytes = round(state_bytes(plan, stage, kept))
+        kinds.append({"states": states_bytes, "activations": activations, "gathered": round(gathered)})
     return max(kinds, key=lambda kind: sum(kind.values()))
 
 
