@@ -63,6 +63,8 @@ class EagerBlock:
             inner = (shape.active_experts * shape.expert_width + shape.shared_width) // t
         self.inner = item * tokens * inner
         self.is_gated, self.is_cut, self.is_again = shape.is_gated, t > 1, plan.recompute == "full"
+        # Groups of sharded parameters take each gradient as soon as it is there.
+        self.is_together = self.is_again and not plan.zero_stage
         self.result = item * tokens * heads * full.value_size
         self.products = item * tokens * (heads * full.head_size + kv_heads * (full.head_size + full.value_size))
         # Norms of heads keep the products, and for the gradients of their weights those of their results.
@@ -84,7 +86,7 @@ class EagerBlock:
     def backward(self, has_sum: int, flat: int = 0, buffer: int = 0) -> Stretch:
         """Return the backward pass, from the gradient of the result to that of the input.
 
-        A recomputed block delivers the gradients of its weights together, so these are held at its end.
+        A recomputed block delivers the gradients of whole weights together, so these are held at its end.
 
         Args:
             has_sum: whether there are gradients of the weights already; 2 if these are freed, too.
@@ -92,11 +94,11 @@ class EagerBlock:
             buffer: an array into which the gradients of the weights go, from the first one on.
         """
         row, again = self.row, self.row * self.is_again
-        added = has_sum * (buffer > 0 or not self.is_again)
+        added = has_sum * (not self.is_together)
         turned = (self.products, -self.products) if self.is_cut else ()
         return joined(
             *(self.kept + row, -row) * self.is_again,
-            self.down, buffer, -self.down * added, *self._activation(), self.up, -(1 + self.is_gated) * self.inner,
+            *_into(self.down, buffer, added), *self._activation(), self.up, -(1 + self.is_gated) * self.inner,
             -self.up * added, 2 * again - 2 * row, *_added(self.out, added),
             -self.attention, self.products, -self.result, self.products, *turned, -self.products,
             -flat, *_added(self.qkv, added), -self.products, (self.weights - self._matrices) * (1 - added),
@@ -146,6 +148,11 @@ class EagerBlock:
 def _added(size: int, has_sum: int) -> tuple[int, int]:
     """Return what the gradient of a weight holds: it stays, or is added to the sum so far and freed; 2: with it."""
     return size, -size * has_sum
+
+
+def _into(size: int, buffer: int, has_sum: int) -> tuple[int, ...]:
+    """Return what the gradient of a weight holds that goes into a new buffer, after it is added to the sum so far."""
+    return size, -size * (has_sum // 2), buffer, -size * (has_sum - has_sum // 2)
 
 
 class EagerStage:
@@ -214,7 +221,7 @@ class EagerStage:
             sent = 0 if is_last else row
             for number, (block, n) in enumerate(blocks):
                 # Gradients that are delivered together are held by the next block, too.
-                once, freed = block.backward(has_sum), -block.weights * (has_sum and block.is_again)
+                once, freed = block.backward(has_sum), -block.weights * (has_sum and block.is_together)
                 steps += [once, sent * (number == 0), repeated(joined(once, freed), n - 1), freed]
             summed = self.summed * is_first
             return joined(*steps, summed, ends[0], -summed, *ends[1:], -row - 2 * sent)
@@ -263,9 +270,9 @@ class EagerStage:
             if block is not None:
                 body: Part = block.backward(added, flat, size)
             elif is_lookup:
-                body = joined(self.summed, size, size, -size * added, -self.summed)
+                body = joined(self.summed, *_into(size, size, added), -self.summed)
             else:
-                body = joined(size - flat, -self.of_logits, size, -size * added, -row)
+                body = joined(size - flat, -self.of_logits - size, *_into(size, size, added), -row)
             for each in range(count):
                 next_ = flat if each + 1 < count else ahead
                 steps += [flat, -flat, next_, body]

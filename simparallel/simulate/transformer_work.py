@@ -81,7 +81,9 @@ def stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: st
         # gradients travel together, those of a part of the model, or of a block that is recomputed.
         each = item * 2 * (h * shape.has_bias + shape.full.head_size * shape.has_query_norm)
         layers = sum(plan.count_layers(stage))
-        calls_count = layers if plan.recompute == "full" else plan.chunks
+        calls_count = layers if plan.recompute == "full" or plan.zero_stage else plan.chunks
+        # Those that are added to a sum so far, one by one.
+        calls_count *= 1 + (plan.zero_stage == 1 and plan.num_micro_batches > 1)
         work.insert(0, (1, Pass([], [], [], 0, 0, sums=(each * layers // calls_count,) * calls_count)))
     if is_last and is_by_op:
         # The loss is computed in float32.
