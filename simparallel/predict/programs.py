@@ -13,7 +13,7 @@ from simparallel.backend import Array, has_data, is_array
 from simparallel.clock.critical_path import critical_path
 from simparallel.clock.event import COMPUTE, Event
 from simparallel.clock.launcher import Launcher
-from simparallel.clock.memory import ACTIVATIONS, GATHERED, BUFFERS, MemoryAccount, owner_of
+from simparallel.clock.memory import ACTIVATIONS, BUFFERS, GATHERED, MemoryAccount, owner_of
 from simparallel.clock.program import COLLECTIVE, LAUNCHER, RECEIVE, SEND, Communication, RankProgram
 from simparallel.clock.recorder import Recorder, WorkPrice
 from simparallel.clock.shared_links import Interference

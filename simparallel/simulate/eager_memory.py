@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT
@@ -233,49 +234,42 @@ class EagerStage:
         order = [*delayed[::-1], *head] if plan.recompute == "full" else [*head, *delayed]
         return joined(*order, *ends, -late)
 
-    def _groups(self, part: int) -> list[tuple[int, int, EagerBlock | None]]:
-        """Return the groups of parameters that replicas share: how many equal ones, bytes of one, and its block."""
-        found: list[tuple[int, int, EagerBlock | None]] = [(1, self.table + self.positions, None)] * (part == 0)
-        blocks = zip(self.plan.part_layers(part), self.blocks, strict=True)
-        found += [(count, block.weights, block) for count, block in blocks if count]
-        return found + [(1, self.table, None)] * (part == self.plan.pipeline * self.plan.chunks - 1)
+    def _groups(self, part: int) -> list[tuple[int, EagerBlock | None]]:
+        """Return the groups of parameters that replicas share: bytes, and the block; None for a table."""
+        found: list[tuple[int, EagerBlock | None]] = [(self.table + self.positions, None)] * (part == 0)
+        for block, count in zip(self.blocks, self.plan.part_layers(part), strict=True):
+            found += [(block.weights, block)] * count
+        return found + [(self.table, None)] * (part == self.plan.pipeline * self.plan.chunks - 1)
 
     def _gathered_forward(self, part: int) -> Stretch:
         """Return a forward pass whose parameters are gathered: those of a group, while the one before computes."""
         groups = self._groups(part)
-        steps: list[Part] = [self.row, groups[0][1]]
-        for number, (count, size, block) in enumerate(groups):
-            is_head = block is None and (part > 0 or number > 0)
-            body = block.forward() if block else joined(*self.head[: 2 * is_head])
-            after = groups[number + 1][1] if number + 1 < len(groups) else 0
-            steps += [repeated(joined(size, -size, size, body, -size), count - 1)]
-            steps += [size, -size, after, body, -size, *self.head[2:] * is_head]
+        steps: list[Part] = [self.row, groups[0][0]]
+        for number, ((size, block), (after, _)) in enumerate(pairwise([*groups, (0, None)])):
+            is_head = block is None and part + number > 0
+            body = [block.forward()] if block else self.head[: 2 * is_head]
+            steps += [size, -size, after, *body, -size, *self.head[2:] * is_head]
         return joined(*steps)
 
     def _reduced_backward(self, part: int, has_sum: bool, is_new: bool) -> Stretch:
-        """Return a backward pass whose gradients are reduced to slices: those of a group, while the next one computes."""
+        """Return a backward pass that reduces gradients to slices: those of a group, while the next one computes."""
         plan, row, groups = self.plan, self.row, self._groups(part)[::-1]
-        is_last = groups[0][2] is None
-        is_again = plan.zero_stage == 3
-        added, replicas = 1 + (plan.zero_stage == 1 and has_sum), plan.data * plan.context
-        sent = 0 if is_last else row
-        steps: list[Part] = [*self.cast] if is_last else [row]
-        steps.append(groups[0][1] * is_again)
+        is_last, is_again = groups[0][1] is None, plan.zero_stage == 3
+        added = 1 + (plan.zero_stage == 1 and has_sum)
+        # What is freed of a gradient that was reduced: all but a new slice.
+        freed, sent = Fraction(is_new, plan.data * plan.context) - 1, row * (not is_last)
+        steps: list[Part] = [*(self.cast if is_last else (row,)), groups[0][0] * is_again]
         held = 0
-        for number, (count, size, block) in enumerate(groups):
-            is_lookup = block is None and (number > 0 or not is_last)
-            flat = size * (is_again and not is_lookup)
-            after = groups[number + 1] if number + 1 < len(groups) else (0, 0, None)
-            ahead = after[1] * (is_again and after[2] is not None)
-            if block is not None:
-                body: Part = block.backward(added, flat, size)
+        for number, ((size, block), (after, next_block)) in enumerate(pairwise([*groups, (0, None)])):
+            is_lookup = part == 0 and number == len(groups) - 1
+            flat, ahead = size * (is_again and not is_lookup), after * (is_again and next_block is not None)
+            gradient = _into(size, size, added)
+            if block:
+                body: list[Part] = [block.backward(added, flat, size)]
             elif is_lookup:
-                body = joined(self.summed, *_into(size, size, added), -self.summed)
+                body = [self.summed, *gradient, -self.summed]
             else:
-                body = joined(size - flat, -self.of_logits - size, *_into(size, size, added), -row)
-            for each in range(count):
-                next_ = flat if each + 1 < count else ahead
-                steps += [flat, -flat, next_, body]
-                steps += [sent * (number == 0 and each == 0), Fraction(held * is_new, replicas) - held]
-                held = size
-        return joined(*steps, Fraction(held * is_new, replicas) - held, -row - 2 * sent)
+                body = [size - flat, -self.of_logits - size, *gradient, -row]
+            steps += [flat, -flat, ahead, *body, sent * (number == 0), held * freed]
+            held = size
+        return joined(*steps, held * freed, -row - 2 * sent)

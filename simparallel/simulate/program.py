@@ -18,7 +18,7 @@ from simparallel.parallel.operator.distribute import distribute_module
 from simparallel.parallel.pipeline.pipeline import Pipeline
 from simparallel.parallel.sharded.fully_shard import fully_shard
 from simparallel.simulate.transformer import TrainingPlan, TransformerShape
-
+from simparallel.simulate.transformer_memory import FORMULAS
 
 # Where parameters, gradients and states of optimizers are, for each stage of ZeRO, see `fully_shard`.
 _LETTERS = ("RPR", "RPS", "RSS", "SSS")
@@ -36,15 +36,16 @@ def decoder(shape: TransformerShape, recompute: bool = False, dtype: Any = np.fl
     )  # fmt: skip
 
 
-def runnable(plan: TrainingPlan) -> TrainingPlan | None:
-    """Return the plan as `train` runs it, or None if it cannot.
+def runnable(plan: TrainingPlan, schedule: str = "1f1b") -> TrainingPlan | None:
+    """Return the plan as `train` runs it, or None if it cannot; the schedule as for `predict_transformer`.
 
     Whole gradients are exchanged after the last backward pass, slices beside compute; messages are sent while stages
     compute, and nothing is cut along the sequence.
     """
     shape = plan.shape.full
-    # A table that is the output layer, too, is read by two children, and a group gathers it for one.
-    is_known = not (shape.num_experts or shape.kv_rank or plan.zero_stage and shape.is_tied) and plan.context == 1
+    # A group gathers a table for one child, and the gradients of its weights do not come later than those of inputs.
+    is_sharded = plan.zero_stage and not shape.is_tied and schedule in FORMULAS
+    is_known = not (shape.num_experts or shape.kv_rank) and plan.context == 1 and (is_sharded or not plan.zero_stage)
     # Each device has whole heads of keys, and as many rows of the table as the others.
     if (
         not is_known

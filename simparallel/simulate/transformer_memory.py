@@ -98,7 +98,7 @@ def _peak(plan: TrainingPlan, stage: int, schedule: str, work: Callable[[int, st
 def _stage_actions(
     name: str, ranks: int, microbatches: int, chunks: int, stage: int
 ) -> list[tuple[int, str, bool, bool]]:
-    """Return the actions of a stage: part of the model, kind, and whether it is not the first, and the last of these."""
+    """Return the actions of a stage: part of the model, kind, whether it is not the first of these, and the last."""
     found = [
         action for cell in looped_schedule(name, ranks, microbatches, chunks).actions[stage]
         for action in read_cell(cell, name)

@@ -184,17 +184,11 @@ class PricedStep:
         self.data_ps, self.optimizer_ps = max(
             (price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum
         )
-        busiest_ps, once_ps = zip(*[self._busy(stage) for stage in range(p)], strict=True)
-        self.once_ps = once_ps[stages.index(self.own)]
-        self.least_ps = (
-            max(m * each + once for each, once in zip(busiest_ps, once_ps)) + self.data_ps + self.optimizer_ps
-        )
-
-    def _busy(self, stage: int) -> tuple[int, int]:
-        """Return how long a device computes and exchanges: for a micro-batch, and once a step."""
-        parts = self.passes[stage :: self.plan.pipeline]
-        each = sum(work.device_ps for part in parts for work in part.each)
-        return each, sum(work.device_ps for part in parts for work in (part.first, part.last))
+        device_ps = [sum(work.device_ps for part in self.passes[stage::p] for work in part.each) for stage in range(p)]
+        self.least_ps = m * max(device_ps) + self.data_ps + self.optimizer_ps
+        # What is exchanged once a step.
+        parts = self.passes[stages.index(self.own) :: p]
+        self.once_ps = sum(part.first.device_ps + part.last.device_ps for part in parts)
 
     def time(self) -> StepTime:
         """Run the schedule."""
@@ -252,34 +246,23 @@ class PartTime(NamedTuple):
         return sum(self[:-1])
 
 
-class _Work(NamedTuple):
-    """The time of equal parts of a stage, such as its blocks, over one micro-batch [ps]: of one part on the device.
-
-    Attributes:
-        count: their number.
-        forward_ps, inputs_ps, weights_ps: the passes, see `Passes`.
-    """
-
-    count: int
-    forward_ps: int
-    inputs_ps: int
-    weights_ps: int
-
-
 class _Group(NamedTuple):
-    """Equal groups of parameters that replicas share in slices: times of one [ps], see `_Work`.
+    """Equal groups of parameters that replicas share in slices: the times of one over a micro-batch [ps].
 
     Attributes:
-        gather_ps, again_ps, reduce_ps: its exchanges: before forward, in backward, and of gradients.
+        number: how many.
+        gather_ps, again_ps, reduce_ps: its exchanges: before the forward pass, in the backward pass, and of gradients.
+        forward_ps, backward_ps: what computes meanwhile.
+        copy: of what was gathered, to its place.
     """
 
-    count: int = 1
+    number: int = 1
     gather_ps: int = 0
     again_ps: int = 0
     reduce_ps: int = 0
     forward_ps: int = 0
-    inputs_ps: int = 0
-    weights_ps: int = 0
+    backward_ps: int = 0
+    copy: PassTime = PassTime()
 
 
 class _Prices:
@@ -289,6 +272,7 @@ class _Prices:
         self.plan, self.cluster, self.states = plan, cluster, states
         # The time in which an interpreter starts a kernel, or a collective.
         self.issue_ps = picoseconds(cluster.device.host_s(ISSUE))
+        self.issued = PassTime.of(0, self.issue_ps)
         stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         # Gradients are summed over the devices of a context, too, as each has other tokens.
@@ -343,7 +327,7 @@ class _Prices:
         # Messages from and to the stage before and the next one.
         before, after = (PassTime.of(0, there * self.issue_ps) for there in (stage > 0, stage < plan.pipeline - 1))
         forward, inputs, weights = before, before, PassTime()
-        works: list[_Work] = []
+        works: list[tuple[int, int, int]] = []
         for count, work in stage_work(plan, stage, self.states.gradient, device.software):
             first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
             starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
@@ -353,7 +337,7 @@ class _Prices:
                 hidden_ps = max(0, hidden_ps - later_ps)
             sums_ps = sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
             if work.forward:
-                works.append(_Work(count, first.device_ps, then.device_ps, later_ps))
+                works.append((count, first.device_ps, then.device_ps + later_ps))
             forward_ps += count * first.device_ps
             backward_ps += count * (then.device_ps + later_ps)
             tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
@@ -375,17 +359,17 @@ class _Prices:
         passes = Passes(forward.then(after), after.then(inputs), weights)
         data_ps = 0
         if plan.zero_stage and len(self.data_groups[0]) > 1:
-            gather, *reduce = self.exchanges(stage, works, is_split)
-            if plan.zero_stage == 1:
-                passes = passes._replace(last=reduce[0].then(reduce[1]))
-            else:
-                passes = passes._replace(inputs=passes.inputs.then(reduce[0]), weights=weights.then(reduce[1]))
-                data_ps = reduce[0].device_ps + reduce[1].device_ps
-            if plan.zero_stage < 3:
-                passes = passes._replace(first=gather)
-            else:
+            gather, reduce = self.exchanges(stage, works)
+            # ZeRO-1 and 2 gather once a step, and ZeRO-1 reduces once.
+            if plan.zero_stage == 3:
                 passes = passes._replace(forward=gather.then(passes.forward))
-                data_ps += gather.device_ps
+            else:
+                passes = passes._replace(first=gather)
+            if plan.zero_stage == 1:
+                passes = passes._replace(last=reduce)
+            else:
+                passes = passes._replace(inputs=passes.inputs.then(reduce))
+            data_ps = gather.device_ps * (plan.zero_stage == 3) + reduce.device_ps * (plan.zero_stage > 1)
         times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, data_ps
         return PartTime(forward_ps + backward_ps, *times, backward_ps), passes
 
@@ -411,56 +395,48 @@ class _Prices:
         beside_ps = self.kernels(attention(plan)[0]).device_ps // plan.context
         return (plan.context - 1) * max(0, message_ps - beside_ps)
 
-    def exchanges(self, stage: int, works: Sequence[_Work], is_split: bool) -> list[PassTime]:
-        """Price what replicas that share slices exchange: before a forward pass, and in both parts of a backward pass.
+    def exchanges(self, stage: int, works: Sequence[tuple[int, int, int]]) -> tuple[PassTime, PassTime]:
+        """Price what replicas that share slices exchange before a forward pass, and in a backward pass.
 
         Each block is a group, and so are both tables. A group's parameters are gathered while the one before computes,
-        and its gradients are reduced while the next one does, on one stream; `fully_shard` copies what it has gathered.
+        and its gradients are reduced while the next one does, on one stream.
 
         Args:
             stage: number of the stage.
-            works: those that read the parameters of a group, in the order of the forward pass.
-            is_split: see `stage`.
+            works: for each kind of groups their number, and the times of a forward and a backward pass on the device.
         """
         plan, states = self.plan, self.states
-        is_single, copied = plan.pipeline == 1, runs_by_op(plan, self.cluster.device.software)
-        dense, sparse = plan.count_layers(stage)
-        tables = plan.table_parameters(stage)
-        head = Fraction(plan.shape.vocabulary * plan.shape.width, plan.tensor) * (not plan.shape.is_tied)
-        sizes = [(tables - head * is_single, Fraction(0))] * (stage == 0)
-        sizes += [(plan.layer_parameters, Fraction(0))] * (dense > 0)
-        sizes += [(plan.sparse_parameters, plan.layer_experts)] * (sparse > 0)
-        sizes += [(head if is_single else tables, Fraction(0))] * (stage == plan.pipeline - 1)
-        row, copies, count = [_Group()] * 2, [PassTime(), PassTime()], 0
-        for number, (work, parts) in enumerate(zip(works, sizes, strict=True)):
-            gather_ps, reduce_ps = (
-                sum(self.collective(op, size * each, group) for size, group in zip(parts, self.data_groups) if size)
-                for op, each in (("all_gather", states.parameter), ("reduce_scatter", states.gradient))
-            )
+        (dense, sparse), tables = plan.count_layers(stage), plan.table_parameters(stage)
+        is_last, is_tied = stage == plan.pipeline - 1, plan.shape.is_tied
+        head = tables if stage else Fraction(plan.shape.vocabulary * plan.shape.width, plan.tensor) * (not is_tied)
+        none = Fraction(0)
+        sizes = [(tables - head * is_last, none)] * (stage == 0) + [(plan.layer_parameters, none)] * (dense > 0)
+        sizes += [(plan.sparse_parameters, plan.layer_experts)] * (sparse > 0) + [(head, none)] * is_last
+        row = [_Group()] * 2
+        for (count, *hiding), parts in zip(works, sizes, strict=True):
+            found = [(part, ranks) for part, ranks in zip(parts, self.data_groups, strict=True) if part]
+            gather_ps = sum(self.collective("all_gather", part * states.parameter, ranks) for part, ranks in found)
+            reduce_ps = sum(self.collective("reduce_scatter", part * states.gradient, ranks) for part, ranks in found)
             # A lookup needs no table in the backward pass.
-            is_again = plan.zero_stage == 3 and (number > 0 or stage > 0 or (is_single and plan.shape.is_tied))
-            group = _Group(1, gather_ps, gather_ps * is_again, reduce_ps, *work[1:] if plan.overlap_data else ())
-            # All groups between the first and the last one of equal ones have the same neighbours.
-            row += [group, group._replace(count=work.count - 2), group][: work.count]
-            copy = self.kernels([of_bytes(round(2 * sum(parts) * states.parameter))] * copied)
-            copy = PassTime.of(copy.device_ps, self.issue_ps + copy.host_ps).repeated(work.count)
-            copies = [copies[0].then(copy), copies[1].then(copy if is_again else PassTime())]
-            count += work.count
+            is_again = plan.zero_stage == 3 and (len(row) > 2 or stage > 0 or (is_last and is_tied))
+            copied = [of_bytes(round(2 * sum(parts) * states.parameter))]
+            copy = self.kernels(copied * runs_by_op(plan, self.cluster.device.software)).then(self.issued)
+            forward_ps, backward_ps = (ps * plan.overlap_data for ps in hiding)
+            group = _Group(1, gather_ps, gather_ps * is_again, reduce_ps, forward_ps, backward_ps, copy)
+            # All between the first and the last one of equal groups have the same neighbours.
+            row += [group, group._replace(number=count - 2), group] if count > 2 else [group] * count
         row += [_Group()] * 2
-        before_ps = sum(own.count * max(0, own.gather_ps - last.forward_ps) for last, own in pairwise(row))
-        inputs_ps = weights_ps = 0
-        for before, own, after in zip(row, row[1:], row[2:], strict=False):
-            beside_ps, hidden_ps = own.weights_ps, after.reduce_ps
-            if is_split:
-                weights_ps += own.count * max(0, hidden_ps - beside_ps)
-                beside_ps = hidden_ps = 0
-            inputs_ps += own.count * max(0, before.again_ps + hidden_ps - own.inputs_ps - beside_ps)
-        reduces = PassTime.of(0, count * self.issue_ps)
-        return [
-            PassTime.of(before_ps).then(copies[0]),
-            PassTime.of(inputs_ps).then(copies[1]).then(PassTime() if is_split else reduces),
-            PassTime.of(weights_ps).then(reduces if is_split else PassTime()),
-        ]
+        before_ps = sum(own.number * max(0, own.gather_ps - last.forward_ps) for last, own in pairwise(row))
+        after_ps = sum(
+            own.number * max(0, before.again_ps + after.reduce_ps - own.backward_ps)
+            for before, own, after in zip(row, row[1:], row[2:], strict=False)
+        )
+        gathers, reduces = PassTime.of(before_ps), PassTime.of(after_ps)
+        for own in row[2:-2]:
+            gathers = gathers.then(own.copy.repeated(own.number))
+            again = own.copy.then(self.issued) if own.again_ps else self.issued
+            reduces = reduces.then(again.repeated(own.number))
+        return gathers, reduces
 
     def update(self, stage: int, times: PartTime) -> tuple[int, int]:
         """Price the end of a step: the sum of whole gradients over replicas, and the optimizer."""

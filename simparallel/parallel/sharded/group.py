@@ -150,7 +150,7 @@ class ShardedGroup:
         """Let each parameter be a slice without data, whose initializer fills this slice alone."""
         self.slices = []
         for i, (p, (first, last)) in enumerate(zip(self.parameters, self.rows.spans(self.axes.rank), strict=True)):
-            p.initial = partial(_shifted, p.initial, first * prod(p._data.shape[1:]))
+            p.initial = partial(_shifted, p.initial, first * prod(p._data.shape[1:]))  # type: ignore[arg-type]
             self.slices.append(p._data[first:last])
             self._place(i, self.slices[-1])
 
