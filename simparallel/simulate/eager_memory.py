@@ -247,7 +247,8 @@ class EagerStage:
         steps: list[Part] = [self.row, groups[0][0]]
         for number, ((size, block), (after, _)) in enumerate(pairwise([*groups, (0, None)])):
             is_head = block is None and part + number > 0
-            body = [block.forward()] if block else self.head[: 2 * is_head]
+            if not block or not number or block is not groups[number - 1][1]:
+                body = [block.forward()] if block else self.head[: 2 * is_head]
             steps += [size, -size, after, *body, -size, *self.head[2:] * is_head]
         return joined(*steps)
 
@@ -255,21 +256,22 @@ class EagerStage:
         """Return a backward pass that reduces gradients to slices: those of a group, while the next one computes."""
         plan, row, groups = self.plan, self.row, self._groups(part)[::-1]
         is_last, is_again = groups[0][1] is None, plan.zero_stage == 3
-        added = 1 + (plan.zero_stage == 1 and has_sum)
-        # What is freed of a gradient that was reduced: all but a new slice.
-        freed, sent = Fraction(is_new, plan.data * plan.context) - 1, row * (not is_last)
+        added, replicas = 1 + (plan.zero_stage == 1 and has_sum), plan.data * plan.context
+        sent, held = row * (not is_last), 0
         steps: list[Part] = [*(self.cast if is_last else (row,)), groups[0][0] * is_again]
-        held = 0
         for number, ((size, block), (after, next_block)) in enumerate(pairwise([*groups, (0, None)])):
             is_lookup = part == 0 and number == len(groups) - 1
             flat, ahead = size * (is_again and not is_lookup), after * (is_again and next_block is not None)
             gradient = _into(size, size, added)
-            if block:
+            if block and (not number or block is not groups[number - 1][1]):
                 body: list[Part] = [block.backward(added, flat, size)]
+            elif block:
+                pass  # as the one before
             elif is_lookup:
                 body = [self.summed, *gradient, -self.summed]
             else:
                 body = [size - flat, -self.of_logits - size, *gradient, -row]
-            steps += [flat, -flat, ahead, *body, sent * (number == 0), held * freed]
+            # Of gradients that were reduced a new slice stays.
+            steps += [flat, -flat, ahead, *body, sent * (number == 0), held // replicas * is_new - held]
             held = size
-        return joined(*steps, held * freed, -row - 2 * sent)
+        return joined(*steps, held // replicas * is_new - held, -row - 2 * sent)

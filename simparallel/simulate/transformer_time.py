@@ -184,11 +184,14 @@ class PricedStep:
         self.data_ps, self.optimizer_ps = max(
             (price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum
         )
-        device_ps = [sum(work.device_ps for part in self.passes[stage::p] for work in part.each) for stage in range(p)]
-        self.least_ps = m * max(device_ps) + self.data_ps + self.optimizer_ps
-        # What is exchanged once a step.
-        parts = self.passes[stages.index(self.own) :: p]
-        self.once_ps = sum(part.first.device_ps + part.last.device_ps for part in parts)
+        # What each device does for a micro-batch, and once a step.
+        each_ps = [sum(work.device_ps for part in self.passes[stage::p] for work in part.each) for stage in range(p)]
+        once_ps = [
+            sum(part.first.device_ps + part.last.device_ps for part in self.passes[stage::p]) for stage in range(p)
+        ]
+        self.once_ps = once_ps[stages.index(self.own)]
+        busiest_ps = max(m * each + once for each, once in zip(each_ps, once_ps, strict=True))
+        self.least_ps = busiest_ps + self.data_ps + self.optimizer_ps
 
     def time(self) -> StepTime:
         """Run the schedule."""
