@@ -1,4 +1,4 @@
-"""Recorders of dry runs: the work of a rank at its device's peak; and its program, which the solver can time anew."""
+"""Recorders of dry runs: the work of a rank at its device's peak; and its program, which the solver can time again."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def graph_of(recorders: Sequence[ProgramRecorder]) -> ProgramGraph:
 def contended(
     recorders: Sequence[ProgramRecorder], cluster: ClusterSpec, interference: Interference
 ) -> dict[int, list[Event]]:
-    """Time all ranks anew, with links that groups share; return rank -> events."""
+    """Time all ranks again, with links that groups share; return rank -> events."""
     graph = graph_of(recorders)
     links = {
         call.group: {link.name: (link.capacity_bytes_per_s, link.share) for link in _links(cluster, call)}

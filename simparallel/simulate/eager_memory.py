@@ -49,7 +49,7 @@ class EagerBlock:
     Args:
         plan: the model, and how it is cut.
         kept: bytes that the block stores for the backward pass.
-        is_sparse: whether the block has experts, whose products come one after the other.
+        is_sparse: whether the block has experts, whose matrix products run one after the other.
     """
 
     def __init__(self, plan: TrainingPlan, kept: int, is_sparse: bool) -> None:
@@ -91,8 +91,8 @@ class EagerBlock:
 
         Args:
             has_sum: whether there are gradients of the weights already; 2 if these are freed, too.
-            flat: the whole weights, until the last product has read them.
-            buffer: an array into which the gradients of the weights go, from the first one on.
+            flat: bytes of the gathered weights, until the last matrix product has read them.
+            buffer: bytes of an array that collects the gradients of the weights, from the first one on.
         """
         row, again = self.row, self.row * self.is_again
         added = has_sum * (not self.is_together)

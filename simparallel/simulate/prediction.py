@@ -239,12 +239,12 @@ def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype:
 
 
 def achieved_by(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """Return a cluster with the speeds that it achieves with products of `dtype`, see `predict_transformer`."""
+    """Return a cluster with the speeds that it achieves with matrix products in `dtype`, see `predict_transformer`."""
     return Efficiency().achieved(with_products(cluster, dtype))
 
 
 def with_products(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """Return the cluster with `dtype` for a plan's products, where it is not the type of all items."""
+    """Return the cluster with `dtype` for a plan's matrix products, where it is not the dtype of all items."""
     return replace(cluster, dtype=dtype if dtype in ("float8", "tf32") else "float32")
 
 

@@ -53,7 +53,6 @@ MIXED_ADAM = ModelStates(2, 2, 12)
 # Megatron-LM accumulates gradients in float32 (theoretical_memory_usage.py).
 MEGATRON_ADAM = ModelStates(2, 4, 12)
 FLOAT32_ADAM = ModelStates(4, 4, 8)
-FLOAT32_MOMENTUM = ModelStates(4, 4, 4)
 
 
 def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b") -> Fraction:
@@ -151,7 +150,7 @@ def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False, software
     whole = t if plan.sequence_parallel else 1
     if plan.recompute == "full":
         return Fraction(item * tokens * h, whole)
-    # The inputs of both norms and of both first products, and the masks of both branches.
+    # The inputs of both norms and of the first linear layer of each branch, and the masks of both branches.
     is_eager = software == "eager"
     shared = 4 * item * h + (16 if is_eager else 2 * h * shape.has_dropout)
     heads, kv_heads = shape.num_heads // t, shape.kv_heads(t)

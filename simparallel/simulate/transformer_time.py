@@ -23,7 +23,7 @@ from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 from simparallel.simulate.transformer_work import attention, of_bytes, runs_by_op, stage_work
 
-# A device of which nothing but its peak is known: products of every shape reach the same share.
+# A device of which nothing but its peak is known: matrix products of every shape reach the same share.
 ANY_SHAPE = MatrixUnits(*achieved.ANY_SHAPE)
 
 
@@ -135,7 +135,7 @@ def step_time(
 
     Args:
         plan: the model, and how it is cut.
-        cluster: the described hardware, with as many ranks as the plan has devices; its type is that of products.
+        cluster: the described hardware, with as many ranks as the plan has devices, in the dtype of matrix products.
         efficiency: what the hardware achieves of its data sheet.
         states: bytes of each parameter; gradients are exchanged in their own size.
         schedule: a looped schedule of `pipeline_schedule`, such as "1f1b" or "zb_h1".
@@ -255,7 +255,7 @@ class _Group(NamedTuple):
     Attributes:
         number: how many.
         gather_ps, again_ps, reduce_ps: its exchanges: before the forward pass, in the backward pass, and of gradients.
-        forward_ps, backward_ps: what computes meanwhile.
+        forward_ps, backward_ps: its passes on the device, which hide the exchanges of its neighbours.
         copy: of what was gathered, to its place.
     """
 
@@ -301,8 +301,8 @@ class _Prices:
     def stage(self, stage: int, is_split: bool = False) -> tuple[PartTime, Passes]:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
-        # All gradients of a product, or of a norm, are one operation, which starts once; if those of weights are apart,
-        # that of a bias starts with that of its weight. A bias has no flops.
+        # All gradients of a linear layer, or of a norm, are one operation, which starts once; if those of weights are
+        # computed later, that of a bias starts with that of its weight. A bias has no flops.
         launch_ps = picoseconds(device.launch_s) if runs_by_op(plan, device.software) else 0
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
