@@ -628,7 +628,7 @@ def _assigned(shards: bool) -> list[Any]:
     return [p.grad.full_tensor().numpy() for p in model.parameters()]
 
 
-def test_values_that_were_assigned_before_the_first_step():
+def test_values_assigned_before_the_first_step():
     sp.manual_seed(3)
     expected = _assigned(shards=False)
 
