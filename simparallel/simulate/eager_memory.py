@@ -162,10 +162,11 @@ class EagerStage:
     Args:
         plan: the model, and how it is cut.
         kept: bytes that a dense and a sparse block store for the backward pass, without recomputation.
+        keeps_gradients: see `activation_bytes`.
     """
 
-    def __init__(self, plan: TrainingPlan, kept: Sequence[int]) -> None:
-        shape, item = plan.shape, plan.item_bytes
+    def __init__(self, plan: TrainingPlan, kept: Sequence[int], keeps_gradients: bool) -> None:
+        shape, item, self.keeps = plan.shape, plan.item_bytes, keeps_gradients
         self.plan, self.blocks = plan, [EagerBlock(plan, size, bool(number)) for number, size in enumerate(kept)]
         self.row = self.blocks[0].row
         vocabulary = -(-shape.vocabulary // plan.tensor)
@@ -182,21 +183,19 @@ class EagerStage:
         # The gradient of the positions is a sum over the sequences.
         self.summed = item * shape.length // plan.context * shape.width * bool(self.positions)
 
-    def work(self, part: int, kind: str, has_sum: bool, is_new: bool, is_final: bool) -> Stretch:
+    def work(self, part: int, kind: str, seen: bool, is_final: bool) -> Stretch:
         """Return an action of a schedule.
 
         Args:
             part: number of a part of the model.
             kind: of the action, see `Schedule`.
-            has_sum: whether there are gradients of the weights already.
-            is_new: whether the pass makes them.
-            is_final: whether it is the last of its kind.
+            seen, is_final: whether it is not the first one of its kind and part, and whether it is the last one.
         """
-        plan, row = self.plan, self.row
+        plan, row, has_sum = self.plan, self.row, seen or self.keeps
         if plan.zero_stage == 3 and kind == FORWARD:
             return self._gathered_forward(part)
         if kind == BACKWARD and (plan.zero_stage > 1 or (plan.zero_stage and is_final)):
-            return self._reduced_backward(part, has_sum, is_new)
+            return self._reduced_backward(part, seen)
         is_first, is_last = part == 0, part == plan.pipeline * plan.chunks - 1
         blocks = [(block, n) for block, n in zip(self.blocks, plan.part_layers(part), strict=True) if n]
         if kind == FORWARD:
@@ -252,26 +251,25 @@ class EagerStage:
             steps += [size, -size, after, *body, -size, *self.head[2:] * is_head]
         return joined(*steps)
 
-    def _reduced_backward(self, part: int, has_sum: bool, is_new: bool) -> Stretch:
+    def _reduced_backward(self, part: int, seen: bool) -> Stretch:
         """Return a backward pass that reduces gradients to slices: those of a group, while the next one computes."""
         plan, row, groups = self.plan, self.row, self._groups(part)[::-1]
         is_last, is_again = groups[0][1] is None, plan.zero_stage == 3
-        added, replicas = 1 + (plan.zero_stage == 1 and has_sum), plan.data * plan.context
+        added, replicas = 1 + (plan.zero_stage == 1 and (seen or self.keeps)), plan.data * plan.context
+        # Of gradients that were reduced a new slice stays.
+        is_new = not self.keeps and (not seen or plan.zero_stage == 1)
         sent, held = row * (not is_last), 0
         steps: list[Part] = [*(self.cast if is_last else (row,)), groups[0][0] * is_again]
         for number, ((size, block), (after, next_block)) in enumerate(pairwise([*groups, (0, None)])):
             is_lookup = part == 0 and number == len(groups) - 1
             flat, ahead = size * (is_again and not is_lookup), after * (is_again and next_block is not None)
             gradient = _into(size, size, added)
-            if block and (not number or block is not groups[number - 1][1]):
-                body: list[Part] = [block.backward(added, flat, size)]
-            elif block:
-                pass  # as the one before
-            elif is_lookup:
-                body = [self.summed, *gradient, -self.summed]
-            else:
+            if is_lookup:
+                body: list[Part] = [self.summed, *gradient, -self.summed]
+            elif block is None:
                 body = [size - flat, -self.of_logits - size, *gradient, -row]
-            # Of gradients that were reduced a new slice stays.
+            elif not number or block is not groups[number - 1][1]:
+                body = [block.backward(added, flat, size)]
             steps += [flat, -flat, ahead, *body, sent * (number == 0), held // replicas * is_new - held]
             held = size
         return joined(*steps, held // replicas * is_new - held, -row - 2 * sent)

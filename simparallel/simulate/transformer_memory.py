@@ -197,15 +197,8 @@ def activation_bytes(
     """
     if software == "eager":
         whole = replace(plan, recompute="none")
-        eager = EagerStage(plan, [int(layer_activation_bytes(whole, sparse, software)) for sparse in (False, True)])
-        return _peak(
-            plan,
-            stage,
-            schedule,
-            lambda part, kind, seen, final: eager.work(
-                part, kind, seen or keeps_gradients, not (seen and plan.zero_stage > 1 or keeps_gradients), final
-            ),
-        )
+        kept = [int(layer_activation_bytes(whole, sparse, software)) for sparse in (False, True)]
+        return _peak(plan, stage, schedule, EagerStage(plan, kept, keeps_gradients).work)
     shape, t = plan.shape, plan.tensor
     row = Fraction(plan.tokens * shape.width, t if plan.sequence_parallel else 1)
     each = [layer_activation_bytes(plan, sparse, software) for sparse in (False, True)]
