@@ -9,6 +9,7 @@ from typing import Any
 from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import flag
 from simparallel.machine.cluster import DEFAULT_DEVICE, PRESETS
+from simparallel.machine.device import DTYPES
 
 HARDWARE = f"hardware: a .json file, or one of {', '.join(sorted(PRESETS))}"
 # Name -> its settings; world_size is written --world-size.
@@ -21,6 +22,7 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "N",
         "help": "simulated devices of each rank (default: those it names)",
     },
+    "dtype": {"choices": DTYPES, "help": "what the described devices compute in (default float32)"},
     "device_memory": {"metavar": "SIZE", "help": 'memory of each device, such as "80GB"'},
     "batch_size": {"type": int, "metavar": "N", "help": "samples in a step, of all ranks together"},
     "out": {"metavar": "FILE", "help": "write to this file (default: print)"},

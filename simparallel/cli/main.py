@@ -167,7 +167,10 @@ def _prediction(options: argparse.Namespace, request: run_flags.Request) -> list
     """Return the command that predicts the script: MindSpore's simulated runs compute nothing, too."""
     script, arguments, _, is_module = _program(options)
     words = ["predict", "-n", str(request.world_size), *["-m"] * is_module]
-    given = {"--nodes": request.nodes, "--cluster": options.cluster, "--devices-per-rank": options.devices_per_rank}
+    given = {
+        "--nodes": request.nodes, "--cluster": options.cluster, "--dtype": options.dtype,
+        "--devices-per-rank": options.devices_per_rank,
+    }  # fmt: skip
     words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
     return [*words, script, *arguments]
 
@@ -178,7 +181,8 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
     from simparallel.cli import run_folder
 
     settings: dict[str, Any] = {
-        "device": options.cluster, "devices_per_rank": options.devices_per_rank, "nodes": request.nodes,
+        "device": options.cluster, "devices_per_rank": options.devices_per_rank, "dtype": options.dtype,
+        "nodes": request.nodes,
         "rank_table": request.rank_table, "environment": request.environment, "log_dir": request.log_dir,
         "log_links": request.log_links, "log_files": run_folder.FILES, "timeout_s": options.timeout,
         "record": options.record, "array": options.array,

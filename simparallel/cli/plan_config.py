@@ -78,7 +78,8 @@ def _compared(best: TransformerPrediction, found: TransformerCheck) -> str:
     return (
         f"check: the best plan that the runtime can run, tensor {plan.tensor} x data {plan.data} x pipeline "
         f"{plan.pipeline}" + f" x {plan.chunks}" * (plan.chunks > 1) + f", {best.schedule}, micro-batch "
-        f"{plan.micro_batch}, recompute {plan.recompute}: {format_seconds(best.step_time_s)} a step\n"
+        f"{plan.micro_batch}, recompute {plan.recompute}, sharded {_sharded(best)}: "
+        f"{format_seconds(best.step_time_s)} a step\n"
         f"dry run{fewer * (plan.num_micro_batches < best.plan.num_micro_batches)}: {format_seconds(found.dry_s)}, "
         f"{format_bytes(found.dry_bytes)}; closed form: {format_seconds(found.closed_s)} "
         f"({found.closed_s / found.dry_s - 1:+.1%}), {format_bytes(found.closed_bytes)} "

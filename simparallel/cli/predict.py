@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from simparallel.base.argparse_checks import at_least_one, flag
 from simparallel.cli import flags
 from simparallel.errors import InputError
-from simparallel.machine.device import DTYPES
 from simparallel.runtime.ranks.labels import labelled_output
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     flags.add(command, "cluster")
     flags.add(command, "nodes", help="nodes, with equally many ranks (default: the preset's)")
     flags.add(command, "devices_per_rank")
-    command.add_argument("--dtype", choices=DTYPES, help="what the devices compute in (default float32)")
+    flags.add(command, "dtype")
     flags.add(command, "device_memory", help='memory of each device, such as "80GB", at which the program fails')
     command.add_argument("--all-ranks", action="store_true", help="run every rank, not one for all with its program")
     flags.add(command, "out", help="write the events, for simparallel trace and ui.perfetto.dev")

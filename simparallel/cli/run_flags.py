@@ -96,6 +96,7 @@ def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> No
     )
     add("devices_per_rank")
     add("cluster")
+    add("dtype")
     add("--standalone", action="store_true", help="torchrun's; every run here stands alone")
     add(
         "--node-rank",

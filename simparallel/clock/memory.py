@@ -51,7 +51,7 @@ def parse_bytes(text: str | int, name: str = "device_memory") -> int:
 def owner_of(array: Any) -> Any:
     """Return the array that owns the memory: the array itself unless it is a view."""
     base = array.base
-    # Stop at a base of another type: memory from elsewhere, such as shared memory, belongs to the last array. But an
+    # Stop at a base of another type: memory of another owner, such as shared memory, belongs to the last array. But an
     # array without data may be a view of an earlier one with data.
     while base is not None and (type(base) is type(array) or type(array) in DRY_TYPES):
         array, base = base, base.base

@@ -564,7 +564,7 @@ class Recorder:
         return self._recording.recorded()
 
     def settle(self) -> None:
-        """Wait for the operations that have been started, so that their times are known."""
+        """Wait for the operations that have been started, so that their times are known. On a host there are none."""
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Limit the memory of the first device from now on.

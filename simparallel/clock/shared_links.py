@@ -1,8 +1,8 @@
 """The rule of time where transfers share links, and where computing and communicating slow each other.
 
-What runs has work left, in picoseconds at full speed, and a speed of at most 1; whenever a task starts or ends, the
-speeds of those that it meets are found anew. Where nothing is shared all speeds are 1, and every time is that without
-sharing, to the picosecond.
+A running task has work left, in picoseconds at full speed, and a speed of at most 1; whenever a task starts or ends,
+the speeds of the tasks that share a link or a rank with it are recomputed. Where nothing is shared all speeds are 1,
+and every time is that without sharing, to the picosecond.
 
 Links are shared as by the fluid model of SimGrid (Casanova et al. 2014): speeds are max-min fair, which means that a
 transfer can only get more of a link from one that has no more. Its latency is paid before a transfer uses links.
@@ -124,7 +124,7 @@ class SharedLinks:
         transfers: the rate and the links of those that are on links.
         users: link -> its transfers.
         on_program: program -> tasks in progress that slow others.
-        changed, changed_links: tasks, and links, for which speeds have to be found anew.
+        changed, changed_links: tasks, and links, whose speeds have to be recomputed.
     """
 
     def __init__(self, graph: ProgramGraph, links: Mapping[Hashable, Links], interference: Interference) -> None:

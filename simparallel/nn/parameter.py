@@ -60,7 +60,9 @@ class Parameter(Tensor):
     @initial.setter
     def initial(self, recipe: Recipe | None) -> None:
         self._initial = recipe
-        self.interpreter = None if recipe is None else DRAWING
+        # The ranks of a sharded parameter draw their slices.
+        if self.interpreter is None or self.interpreter is DRAWING:
+            self.interpreter = None if recipe is None else DRAWING
 
     def set_data(self, data: Any, slice_shape: bool = False) -> Self:
         """Copy other values into this parameter, in place, in its dtype; returns self. MindSpore's name.

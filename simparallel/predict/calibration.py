@@ -291,14 +291,14 @@ def _messages(sizes: Sequence[int], seconds: float) -> list[float]:
 
 def table(spec: ClusterSpec) -> str:
     """Return the calibration as text: what was measured, and the quantiles of its errors."""
-    told, device = spec.calibration, spec.device
+    known, device = spec.calibration, spec.device
     shapes = sum(len(cost.shapes) for cost in device.op_costs.values())
     sharing = ", ".join(f"{1 / spec.sharing(count):.2f} x on {count}" for count in RANKS) if spec.sharing else "-"
     ranks = f"; time of a rank that shares the cores: {sharing}"
     if spec.name == THIS_GPU:
         ranks = f", on one rank; the interpreter waits in: {', '.join(device.host_waits) or 'none'}"
     lines = [
-        f"{spec.name}, {told['date']}: " + ", ".join(f"{key} {value}" for key, value in told["machine"].items()),
+        f"{spec.name}, {known['date']}: " + ", ".join(f"{key} {value}" for key, value in known["machine"].items()),
         f"{len(device.op_costs)} operations in {shapes} shapes{ranks}",
         *fitting.residual_lines(spec),
     ]

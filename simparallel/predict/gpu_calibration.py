@@ -44,7 +44,7 @@ def describe_gpu(
         THIS_GPU,
         # The rate of operations that were not measured, and the base of utilisations.
         {4: max(1.0, max(sample.flops / sample.time_s for sample in large))},
-        # Products reach less, and outliers more.
+        # A quantile: matrix products move few bytes for their time, and outliers are faster.
         max(1.0, float(np.quantile([sample.size_bytes / sample.time_s for sample in large], 0.9))),
         memory_bytes,
         median(sample.time_s for sample in host),

@@ -3,7 +3,7 @@
 The interpreter starts an operation, and the GPU runs it later. Two numbers give the time of a step: how long the
 interpreter takes to start each operation, and how long the GPU takes to run it. They need two runs:
 
-* In one, products on the GPU give the interpreter a head start, again whenever the GPU has caught up. Then an operation
+* In one, matrix products give the interpreter a head start, again whenever the GPU has caught up. Then an operation
   lasts from the event after the one before it to the event after itself, and no wait for the interpreter is in it.
   An operation after which the GPU has caught up reads a value: the interpreter has waited for all before.
 * In the other, nothing but the program runs, and the interpreter's clock gives its own times.
@@ -32,7 +32,7 @@ from simparallel.machine.device import COPY, READ
 from simparallel.predict import measuring
 from simparallel.predict.measuring import Sample, Workload
 
-# Rows and columns of the products of a head start.
+# Rows and columns of the matrix products of a head start.
 HEAD_SIZE = 2048
 # Warm-up and measured steps of each run.
 WARM_STEPS, STEPS = 3, 10
@@ -246,7 +246,7 @@ def timed(
     ops = []
     for row, host_s, device_s, share in zip(steps[-1], hosts, devices, late, strict=True):
         is_read = row.work[0] == READ
-        # What a stream does while the host reads is no work of the GPU.
+        # While the host reads, the stream is idle.
         device_s = 0.0 if is_read else float(device_s) - least_s
         ops.append(Timed(row.work, float(host_s), device_s, bool(is_read or share > 0.5)))
     return without_waits(ops)

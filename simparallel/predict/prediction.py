@@ -130,8 +130,9 @@ class Prediction:
     def utilisation(self, rank: int = 0, model_flops: int | None = None) -> float:
         """Return the share of the makespan that a rank's work takes at the peak of its device, 0 to 1.
 
-        Each operation counts with the peak for its own dtype, of products or of other operations. Of several devices,
-        it is the mean. `summary` has it for each device: `hfu`, and `mfu` without recomputed work and the optimizer's.
+        Each operation counts with the peak for its own dtype, of matrix products or of other operations. Of several
+        devices, it is the mean. `summary` has it for each device: `hfu`, and `mfu` without recomputed work and the
+        optimizer's.
 
         Args:
             rank: a rank; its representative is measured.

@@ -1,4 +1,4 @@
-"""Recorders of dry runs: the work of a rank at its device's peak; and its program, which the solver can time anew."""
+"""Recorders of dry runs: the work of a rank at its device's peak; and its program, which the solver can time again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simparallel.backend import Array, has_data, is_array
 from simparallel.clock.critical_path import critical_path
 from simparallel.clock.event import COMPUTE, Event
 from simparallel.clock.launcher import Launcher
-from simparallel.clock.memory import ACTIVATIONS, BUFFERS, MemoryAccount, owner_of
+from simparallel.clock.memory import ACTIVATIONS, BUFFERS, GATHERED, MemoryAccount, owner_of
 from simparallel.clock.program import COLLECTIVE, LAUNCHER, RECEIVE, SEND, Communication, RankProgram
 from simparallel.clock.recorder import Recorder, WorkPrice
 from simparallel.clock.shared_links import Interference
@@ -71,6 +71,8 @@ class EagerAccount(MemoryAccount):
                 continue  # a batch
             self.hold(array, ACTIVATIONS)
             held = self._held[key]
+            if held.category == GATHERED:
+                continue  # freed by who has gathered it, and gathered again
             held.num_keepers += 1
             weakref.finalize(owner, self._end, held).atexit = False
         if extra_bytes:
@@ -307,7 +309,7 @@ def graph_of(recorders: Sequence[ProgramRecorder]) -> ProgramGraph:
 def contended(
     recorders: Sequence[ProgramRecorder], cluster: ClusterSpec, interference: Interference
 ) -> dict[int, list[Event]]:
-    """Time all ranks anew, with links that groups share; return rank -> events."""
+    """Time all ranks again, with links that groups share; return rank -> events."""
     graph = graph_of(recorders)
     links = {
         call.group: {link.name: (link.capacity_bytes_per_s, link.share) for link in _links(cluster, call)}

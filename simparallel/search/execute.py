@@ -28,7 +28,7 @@ class Planned(AbstractInterpreter):
     def __init__(self, plan: Plan) -> None:
         self.plan, self.position = plan, 0
         # Number of a call -> the program's op, and its copy with the planned strategy: calls of a function share an op.
-        self._twins: dict[int, tuple[Op, Op]] = {}
+        self._copies: dict[int, tuple[Op, Op]] = {}
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run an op with its strategy.
@@ -42,7 +42,7 @@ class Planned(AbstractInterpreter):
         number = self._number(op, inputs)
         if number is None or type(op) is Redistribute:
             return SHARDED.run(op, inputs)
-        # Here a view does not wait for the layout that its reader needs: the plan states the layout of its result.
+        # Not lazily, as a view outside of a plan: the plan states the layout of its result.
         return SHARDED.runner(self._planned(number, op), inputs)(inputs)
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
@@ -84,11 +84,11 @@ class Planned(AbstractInterpreter):
         planned = self.plan.ops[number]
         if planned.in_strategy is None or op.in_strategy is not None:
             return op
-        known, twin = self._twins.get(number, (None, op))
+        known, copy = self._copies.get(number, (None, op))
         if known is not op:
-            twin = with_strategy(op, planned.in_strategy, planned.out_strategy)
-            self._twins[number] = op, twin
-        return twin
+            copy = with_strategy(op, planned.in_strategy, planned.out_strategy)
+            self._copies[number] = op, copy
+        return copy
 
     def slice_of(self, x: Array, target: Placement) -> Array:
         return SHARDED.slice_of(x, target)

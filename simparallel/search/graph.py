@@ -63,7 +63,7 @@ class OpNode:
         rule: text of the op's rule for these shapes.
         needs: for each input whether backward wants its gradient.
         line: of the user's program.
-        last: number of the op after which the program holds the result no more; None if it holds it to the end.
+        last: number of the op after which the program drops the result; None if it keeps it to the end.
     """
 
     op: Op

@@ -36,7 +36,7 @@ def held_bytes(space: Space) -> tuple[tuple[np.ndarray, ...], Tables]:
                 continue
             same = id(table), id(space.choices[reader]), i
             if same not in known:
-                sizes = [_local_size(choice.inputs[i], ()) * spec.dtype.itemsize for choice in space.choices[reader]]
+                sizes = [local_size(choice.inputs[i], ()) * spec.dtype.itemsize for choice in space.choices[reader]]
                 known[same] = np.where(table > 0, np.array(sizes, np.int64), 0)
             if maker is None:
                 held[reader] = held[reader] + known[same][0]
@@ -65,7 +65,7 @@ def _of_nodes(space: Space) -> list[np.ndarray]:
         if key not in known:
             sizes = [
                 held_bytes * prod(choice.output.local_shape) // size
-                + sum(each * _local_size(choice.inputs[i], shape) for shape, i, each in leaves)
+                + sum(each * local_size(choice.inputs[i], shape) for shape, i, each in leaves)
                 for choice in choices
             ]
             known[key] = np.array(sizes, np.int64)
@@ -73,5 +73,6 @@ def _of_nodes(space: Space) -> list[np.ndarray]:
     return found
 
 
-def _local_size(place: Placement | None, shape: tuple[int, ...]) -> int:
+def local_size(place: Placement | None, shape: tuple[int, ...]) -> int:
+    """Return the elements of a rank's slice; those of `shape` for a tensor without a placement."""
     return prod(shape if place is None else place.local_shape)

@@ -35,8 +35,8 @@ class TimedCompute(NamedTuple):
     """Computing on every rank.
 
     Attributes:
-        ps: its time [ps], for each rank; one number if it is the same on all.
-        host_ps: likewise, the time that an interpreter takes to start it; 0 on devices without one.
+        ps: its time [ps] on each rank; one number if it is the same on all.
+        host_ps: the time [ps] that the interpreter of each rank takes to start it; 0 on devices without one.
     """
 
     ps: int | tuple[int, ...]
@@ -57,7 +57,7 @@ class TimedCollective(NamedTuple):
 
 
 class TimedMessages(NamedTuple):
-    """Messages from senders to receivers, all busy until theirs arrive. `ps`: the time [ps] of each message."""
+    """Messages; senders and receivers wait until theirs have arrived. `ps`: the time [ps] of each message."""
 
     pairs: tuple[tuple[int, int], ...]
     ps: tuple[int, ...]
@@ -119,7 +119,7 @@ class Prices:
             call: the op.
             needs: for each input whether its gradient is wanted.
             leaves: for each input whether it is a parameter that no other op reads, so that its sum may overlap.
-            left: indices of the inputs whose gradients are summed on their way back.
+            left: indices of the inputs whose gradients the backward of their redistribution sums.
         """
         plan, itemsize = call.local, self.cluster.itemsize(call.local.output.dtype)
         events: list[Event] = []

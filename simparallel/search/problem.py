@@ -120,7 +120,7 @@ class Solution:
 
     @classmethod
     def of(cls, problem: Problem, choice: Iterable[int], bound: int, method: str) -> Solution:
-        """Return the solution of this choice; its cost and memory are computed anew."""
+        """Return the solution of this choice, with its cost and memory."""
         found = tuple(map(int, choice))
         return cls(found, problem.cost(found), bound, problem.memory_bytes(found), method)
 

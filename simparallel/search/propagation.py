@@ -24,7 +24,7 @@ def propagate(problem: Problem, fixed: Mapping[int, int]) -> Solution:
     Cost: S_v for each node and edge. The choice may be far from the optimum: the bound is `Problem.least`.
     """
     chosen = dict(fixed)
-    # From the costliest node on: start anew in each part of the graph that is still undecided.
+    # From the costliest node on: one start in each connected component that is still undecided.
     starts = sorted(range(len(problem)), key=lambda v: (-int(problem.nodes[v].min()), v))
     for start in (None, *starts):
         if start in chosen:

@@ -103,12 +103,12 @@ class StepRehearsal:
         optimizers.clear()
 
     def _stepped(self, optimizer: Optimizer, leaves: dict[Tensor, Tensor]) -> Optimizer:
-        """Return a twin of an optimizer after a step on the rehearsed parameters."""
-        twin = optimizer.restricted_to(leaves)
-        for group in twin.param_groups:
+        """Return a copy of an optimizer after a step on the rehearsed parameters: parameter -> rehearsed one."""
+        copy = optimizer.restricted_to(leaves)
+        for group in copy.param_groups:
             group["params"] = [leaves[param] for param in group["params"]]
-        twin._step([empty(param.data.shape, param.dtype) for param in twin.parameters])
-        return twin
+        copy._step([empty(param.data.shape, param.dtype) for param in copy.parameters])
+        return copy
 
     def _backward(self, roots: list[Tensor]) -> None:
         if roots:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simparallel.autograd import Op, Redistribute, Tensor
+from simparallel.autograd import Op, Redistribute
 from simparallel.errors import ClusterError
 from simparallel.layout.candidates import Candidate, candidates
 from simparallel.layout.mesh import Mesh
@@ -27,7 +27,7 @@ from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import OpCall, uncut
 from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, InputSource, OpNode
-from simparallel.search.memory import add, held_bytes
+from simparallel.search.memory import add, held_bytes, local_size
 from simparallel.search.prices import MOST_DEVICES, Events, GradientSum, Prices
 from simparallel.search.problem import Problem
 from simparallel.search.rehearsal import StepRehearsal
@@ -256,7 +256,7 @@ class Space:
         # The time of the optimizers' kernels without the launch, which all parameters share.
         updates = 0
         for leaf, i in self._first_readers.get(number, ()):
-            count = _local_size(choice.inputs[i], self.graph.parameters[leaf].tensor)
+            count = local_size(choice.inputs[i], self.graph.parameters[leaf].tensor.shape)
             for optimizer, (flops, size_bytes, itemsize, _) in self._updates[leaf]:
                 name = type(self.optimizers[optimizer]).__name__
                 step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize, 1) for n in (count, 0))
@@ -383,16 +383,10 @@ class Space:
 
     def moves(self, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
         """Return the events of an input's redistribution, forward and backward."""
-        node = self.graph.nodes[reader]
-        target = self.choices[reader][choice[reader]].inputs[i]
-        if target is None:
+        node, ends = self.graph.nodes[reader], self._moved(choice, reader, i)
+        if ends is None:
             return (), ()
-        maker, sources = self.origin(reader, i)
-        if not sources:
-            return (), ()
-        source = sources[0 if maker is None else choice[maker]]
-        if source is target:
-            return (), ()
+        source, target = ends
         itemsize = self.prices.cluster.itemsize(node.plan.inputs[i].dtype)
         there = self.prices.redistribution(source, target, itemsize)
         if not (node.needs[i] and node.has_backward and node.inputs[i].kind in (NODE, PARAMETER)):
@@ -402,32 +396,34 @@ class Space:
         )
 
     def backward(self, choice: Sequence[int], number: int) -> Events:
-        """Return the events of an op's backward, without the sums of gradients that are left to the way back."""
+        """Return the events of an op's backward, without sums that the backward of a redistribution makes."""
         node, own = self.graph.nodes[number], self.choices[number][choice[number]]
         left = [i for i in range(len(node.inputs)) if self.is_left(choice, number, i)]
         if not own.backward or not left:
             return own.backward
         return self.prices.backward(own.call, node.needs, self._leaves_of(node), left)
 
-    def _is_moved(self, choice: Sequence[int], reader: int, i: int) -> bool:
+    def _moved(self, choice: Sequence[int], reader: int, i: int) -> tuple[Placement, Placement] | None:
+        """Return the placements between which an input is redistributed; None if it is not."""
         target, (maker, sources) = self.choices[reader][choice[reader]].inputs[i], self.origin(reader, i)
-        return target is not None and bool(sources) and sources[0 if maker is None else choice[maker]] is not target
+        source = sources[0 if maker is None else choice[maker]] if sources else target
+        return None if source is None or target is None or source is target else (source, target)
 
     def is_left(self, choice: Sequence[int], reader: int, i: int) -> bool:
         """Return whether an input is redistributed for this op alone: that redistribution then sums its gradient."""
-        if self._is_moved(choice, reader, i):
+        if self._moved(choice, reader, i):
             return True
         source = self.graph.nodes[reader].inputs[i]
         is_given = source.kind == NODE and isinstance(self.graph.nodes[source.number].op, Redistribute)
         if not is_given or len(self._readers[source]) > 1 or source.number in self.graph.roots:
             return False
-        return self._is_moved(choice, source.number, 0)
+        return self._moved(choice, source.number, 0) is not None
 
     def _left_axes(self, choice: Sequence[int], reader: int, i: int) -> tuple[str, ...]:
         """Return the axes over which the gradient of a redistributed input is still to be summed."""
         if isinstance(self.graph.nodes[reader].op, Redistribute):
             readers = self._readers[InputSource(NODE, reader)]
-            if len(readers) != 1 or not self.is_left(choice, *readers[0]) or self._is_moved(choice, *readers[0]):
+            if len(readers) != 1 or not self.is_left(choice, *readers[0]) or self._moved(choice, *readers[0]):
                 return ()
             reader, i = readers[0]
         return self.choices[reader][choice[reader]].call.sharding.gradient_axes(i)
@@ -486,10 +482,6 @@ class Space:
         return 0
 
 
-def _local_size(place: Placement | None, leaf: Tensor) -> int:
-    return prod(leaf.shape if place is None else place.local_shape)
-
-
 def _distinct(places: list[Placement]) -> tuple[list[Placement], list[int]]:
     """Return one placement of each distinct slicing, and for each of `places` the number of its own."""
     found: dict[object, int] = {}
@@ -506,9 +498,9 @@ def _distinct(places: list[Placement]) -> tuple[list[Placement], list[int]]:
 
 def with_strategy(op: Op, in_strategy: object, out_strategy: object) -> Op:
     """Return a copy of an op with a strategy."""
-    twin = op.twin()
-    twin.in_strategy, twin.out_strategy = in_strategy, out_strategy  # type: ignore[assignment]
-    return twin
+    copy = op.twin()
+    copy.in_strategy, copy.out_strategy = in_strategy, out_strategy  # type: ignore[assignment]
+    return copy
 
 
 def fixed(space: Space) -> Sequence[int]:

@@ -33,7 +33,7 @@ def transformer_plans(
     dtype: str = "bfloat16",
     count: int = 10,
     progress: Callable[[float], None] | None = None,
-    adapt: Callable[[TrainingPlan], TrainingPlan | None] = lambda plan: plan,
+    adapt: Callable[[TrainingPlan, str], TrainingPlan | None] = lambda plan, _: plan,
 ) -> list[TransformerPrediction]:
     """Return the fastest plans whose memory fits, the best one first.
 
@@ -48,7 +48,7 @@ def transformer_plans(
         dtype: see `predict_transformer`.
         count: number of plans.
         progress: is called with the finished part of the search, from 0 to 1.
-        adapt: returns a plan to price in place of one, or None to leave it out.
+        adapt: returns a plan to price in place of one that runs a schedule, or None to leave it out.
 
     Raises:
         InputError: the sequences and blocks cannot be divided over the devices.
@@ -67,7 +67,7 @@ def transformer_plans(
     for number, division in enumerate(divisions):
         if progress is not None:
             progress(number / len(divisions))
-        for plan in filter(None, map(adapt, _plans(division, global_batch))):
+        for plan in filter(None, (adapt(plan, "1f1b") for plan in _plans(division, global_batch))):
             priced = PricedStep(plan, achieved, states, "1f1b")
             queue.append((priced.least_ps, len(queue), priced))
     if not queue:
@@ -99,7 +99,7 @@ def transformer_plans(
     split = [
         predict_plan(each.plan, cluster, "zb_h1", dtype)
         for each in plans
-        if each.plan.pipeline > 1 and each.plan.chunks == 1
+        if each.plan.pipeline > 1 and each.plan.chunks == 1 and adapt(each.plan, "zb_h1")
     ]
     return nsmallest(count, plans + [each for each in split if each.verdict == "fits"], key=_order)
 

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from simparallel.clock.solver import solve
+from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from simparallel.parallel.pipeline.timing import ScheduleGraph
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, looped_schedule
@@ -44,8 +45,27 @@ class PassTime(NamedTuple):
 
 # After so many rounds, a pipeline of 1F1B has a steady state.
 _ROUNDS = 4
-# Forward, gradients of inputs, and those of weights if they are computed apart.
-Passes = tuple[PassTime, PassTime, PassTime]
+
+
+class Passes(NamedTuple):
+    """The passes of a part of the model over one micro-batch.
+
+    Attributes:
+        forward, inputs: the forward pass, and the gradients of inputs, with those of weights unless these come later.
+        weights: gradients of weights that are computed apart.
+        first, last: what the first forward pass and the last backward pass of a step do beside.
+    """
+
+    forward: PassTime
+    inputs: PassTime
+    weights: PassTime
+    first: PassTime = PassTime()
+    last: PassTime = PassTime()
+
+    @property
+    def each(self) -> tuple[PassTime, PassTime, PassTime]:
+        """What every micro-batch takes."""
+        return self[:3]
 
 
 def clocked(
@@ -66,17 +86,19 @@ def clocked(
     """
     p, v, m = plan.pipeline, plan.chunks, plan.num_micro_batches
     if p == 1:
-        forward, inputs, weights = passes[0]
-        whole = forward.then(inputs).then(weights).repeated(m)
+        forward, inputs, weights, first, last = passes[0]
+        whole = first.then(forward.then(inputs).then(weights).repeated(m)).then(last)
         return max(begin.then(whole).then(PassTime.of(0, begin.host_ps))) if begin else whole.device_ps
     rest_ps = 0
     if name == "1f1b" and v > 1 and m % max(1, m // p):
         # The interleaved schedule has equal rounds.
-        rest_ps = -m % p * max(sum(each.device_ps for each in part) for part in passes)
+        rest_ps = -m % p * max(sum(work.device_ps for work in part.each) for part in passes)
         m += -m % p
     if v > 1 and name in FORMULAS and not plan.overlap_messages:
         message = PassTime.of(message_ps // 2)
-        passes = [(forward.then(message), inputs.then(message), weights) for forward, inputs, weights in passes]
+        passes = [
+            part._replace(forward=part.forward.then(message), inputs=part.inputs.then(message)) for part in passes
+        ]
         message_ps = 0
 
     def makespan(count: int) -> int:
@@ -86,7 +108,9 @@ def clocked(
     if more > 0:
         time_ps = makespan(m - more * p)
         time_ps += more * (time_ps - makespan(m - (more + 1) * p))
-        busy = [PassTime(*map(sum, zip(*chain(*passes[rank::p]), strict=True))) for rank in range(p)]
+        busy = [
+            PassTime(*map(sum, zip(*chain(*(part.each for part in passes[rank::p])), strict=True))) for rank in range(p)
+        ]
         time_ps = max(time_ps, m * max(work.device_ps if begin is None else max(work[:2]) for work in busy))
     else:
         time_ps = makespan(m)
@@ -103,17 +127,22 @@ def _makespan(
     message_ps: int,
     begin: PassTime | None,
 ) -> int:
-    works = [
-        {"F": forward, "I": inputs, "W": weights, "B": inputs.then(weights)} for forward, inputs, weights in passes
-    ]
     if begin is None:
         begin = PassTime()
-        works = [{kind: PassTime.of(work.device_ps) for kind, work in each.items()} for each in works]
+        passes = tuple(Passes(*(PassTime.of(work.device_ps) for work in part)) for part in passes)
+    works = [
+        {FORWARD: f, INPUT_GRADIENT: i, WEIGHT_GRADIENT: w, BACKWARD: i.then(w)} for f, i, w in (p.each for p in passes)
+    ]
     timed = copy(_graph(name, ranks, microbatches, chunks))
     # Nothing makes an interpreter wait, so what it has started ends no earlier than its own clock says.
     hosts, durations, earliest = [begin.host_ps] * ranks, [], []
-    for rank, _, (stage, kind, _) in timed.each:
-        device_ps, host_ps, late_ps = works[stage][kind]
+    for rank, _, (stage, kind, number) in timed.each:
+        work = works[stage][kind]
+        if kind == FORWARD and not number:
+            work = passes[stage].first.then(work)
+        elif kind in (BACKWARD, WEIGHT_GRADIENT) and number == microbatches - 1:
+            work = work.then(passes[stage].last)
+        device_ps, host_ps, late_ps = work
         durations.append(device_ps)
         earliest.append(max(begin.device_ps, hosts[rank] + late_ps - device_ps))
         hosts[rank] += host_ps

@@ -243,12 +243,12 @@ def predict_plan(plan: TrainingPlan, cluster: ClusterSpec, schedule: str, dtype:
 
 
 def achieved_by(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """Return a cluster with the speeds that it achieves with products of `dtype`, see `predict_transformer`."""
+    """Return a cluster with the speeds that it achieves with matrix products in `dtype`, see `predict_transformer`."""
     return Efficiency().achieved(with_products(cluster, dtype))
 
 
 def with_products(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """Return the cluster with `dtype` for a plan's products, where it is not the type of all items."""
+    """Return the cluster with `dtype` for a plan's matrix products, where it is not the dtype of all items."""
     return replace(cluster, dtype=dtype if dtype in ("float8", "tf32") else "float32")
 
 
@@ -276,11 +276,12 @@ def worst_memory(
     alone = replace(plan, zero_stage=0)
     # Of equal stages the first holds most: more of its micro-batches are in flight.
     for stage in plan.like_stages:
-        kinds.append({
-            "states": round(state_bytes(plan, stage, kept)),
-            "activations": round(activation_bytes(alone, stage, schedule, software, keeps_gradients)),
-            "gathered": round(gathered_bytes(plan, stage, states)),
-        })  # fmt: skip
+        activations = round(activation_bytes(alone, stage, schedule, software, keeps_gradients))
+        gathered = gathered_bytes(plan, stage, states)
+        if software == "eager":
+            gathered = activation_bytes(plan, stage, schedule, software, keeps_gradients) - activations
+        states_bytes = round(state_bytes(plan, stage, kept))
+        kinds.append({"states": states_bytes, "activations": activations, "gathered": round(gathered)})
     return max(kinds, key=lambda kind: sum(kind.values()))
 
 

@@ -16,7 +16,12 @@ from simparallel.nn.deferred import no_init_parameters
 from simparallel.optim import AdamW
 from simparallel.parallel.operator.distribute import distribute_module
 from simparallel.parallel.pipeline.pipeline import Pipeline
+from simparallel.parallel.sharded.fully_shard import fully_shard
 from simparallel.simulate.transformer import TrainingPlan, TransformerShape
+from simparallel.simulate.transformer_memory import FORMULAS
+
+# Where parameters, gradients and states of optimizers are, for each stage of ZeRO, see `fully_shard`.
+_LETTERS = ("RPR", "RPS", "RSS", "SSS")
 
 
 def decoder(shape: TransformerShape, recompute: bool = False, dtype: Any = np.float32) -> Decoder:
@@ -31,14 +36,16 @@ def decoder(shape: TransformerShape, recompute: bool = False, dtype: Any = np.fl
     )  # fmt: skip
 
 
-def runnable(plan: TrainingPlan) -> TrainingPlan | None:
-    """Return the plan as `train` runs it, or None if it cannot.
+def runnable(plan: TrainingPlan, schedule: str = "1f1b") -> TrainingPlan | None:
+    """Return the plan as `train` runs it, or None if it cannot; the schedule as for `predict_transformer`.
 
-    Replicas exchange their gradients after the last backward pass, messages are sent while stages compute, and nothing
-    is cut along the sequence.
+    Whole gradients are exchanged after the last backward pass, slices beside compute; messages are sent while stages
+    compute, and nothing is cut along the sequence.
     """
     shape = plan.shape.full
-    is_known = not (shape.num_experts or shape.kv_rank or plan.zero_stage) and plan.context == 1
+    # A group gathers a table for one child, and the gradients of its weights do not come later than those of inputs.
+    is_sharded = plan.zero_stage and not shape.is_tied and schedule in FORMULAS
+    is_known = not (shape.num_experts or shape.kv_rank) and plan.context == 1 and (is_sharded or not plan.zero_stage)
     # Each device has whole heads of keys, and as many rows of the table as the others.
     if (
         not is_known
@@ -47,7 +54,7 @@ def runnable(plan: TrainingPlan) -> TrainingPlan | None:
         or shape.vocabulary % plan.tensor
     ):
         return None
-    return replace(plan, sequence_parallel=False, overlap_data=False, overlap_messages=True)
+    return replace(plan, sequence_parallel=False, overlap_data=plan.zero_stage > 0, overlap_messages=True)
 
 
 def train(plan: TrainingPlan, schedule: str = "1f1b", tokens: np.ndarray | None = None, steps: int = 1) -> list[Any]:
@@ -66,10 +73,14 @@ def train(plan: TrainingPlan, schedule: str = "1f1b", tokens: np.ndarray | None 
     if plan.tensor > 1:
         layout, cuts = Layout((plan.tensor,), ("tp",), mesh.group("tp", rank)), model.cuts("tp")
         stage = mesh.coordinate(rank)[0]
-        # Of other stages a rank has no slices.
+        # Of other stages a rank has no slices of a tensor group.
         for child in {name.removesuffix(".weight") for names in stages[stage :: plan.pipeline] for name in names}:
             own = {name.removeprefix(f"{child}."): cut for name, cut in cuts.items() if name.startswith(f"{child}.")}
             distribute_module(model.get_submodule(child), layout, own)
+    for child in (name for names in stages for name in names) if plan.zero_stage else ():
+        # A group of the last norm alone would cost more time than it saves memory.
+        if child != "norm":
+            fully_shard(model.get_submodule(child), mesh, "dp", *_LETTERS[plan.zero_stage])
     name = "interleaved_1f1b" if plan.chunks > 1 and schedule == "1f1b" else schedule
     pipeline = Pipeline(
         model, _loss, plan.num_micro_batches, name, stages, plan.chunks if plan.chunks > 1 else None, mesh

@@ -52,10 +52,10 @@ class TransformerShape:
         head_size: features of a query and a key of one head; 0 for `width` / `num_heads`.
         value_size: features of a value of one head; 0 for `head_size`.
         mlp_width: features inside of the feed-forward part; 0 for 4 `width`.
-        is_gated: whether that part multiplies two products (SwiGLU) where a GPT has one and a GELU.
+        is_gated: whether that part multiplies two linear layers' results (SwiGLU) where a GPT has one and a GELU.
         has_layer_norm: whether norms subtract the mean and add a bias, as LayerNorm; otherwise RMSNorm.
         has_query_norm: whether queries and keys are normalised head by head.
-        has_qkv_bias, has_bias: whether the products of queries, keys and values, and the other ones, add a bias.
+        has_qkv_bias, has_bias: whether the linear layers of queries, keys and values, and the other ones, have a bias.
         has_dropout: whether attention, and both branches of a block, end with a dropout.
         num_positions: rows of the learned table of positions; None for `length`, 0 for rotary positions.
         is_tied: whether the table of tokens is the output layer, too.

@@ -53,7 +53,6 @@ MIXED_ADAM = ModelStates(2, 2, 12)
 # Megatron-LM accumulates gradients in float32 (theoretical_memory_usage.py).
 MEGATRON_ADAM = ModelStates(2, 4, 12)
 FLOAT32_ADAM = ModelStates(4, 4, 8)
-FLOAT32_MOMENTUM = ModelStates(4, 4, 4)
 
 
 def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b") -> Fraction:
@@ -72,15 +71,16 @@ def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: str = "1f1b")
     Raises:
         InputError: no such stage or schedule.
     """
-    return _peak(plan, stage, schedule, lambda part, kind, _: _kept(kind, sum(plan.part_layers(part))))
+    return _peak(plan, stage, schedule, lambda part, kind, *_: _kept(kind, sum(plan.part_layers(part))))
 
 
-def _peak(plan: TrainingPlan, stage: int, schedule: str, work: Callable[[int, str, bool], Part]) -> Fraction:
+def _peak(plan: TrainingPlan, stage: int, schedule: str, work: Callable[[int, str, bool, bool], Part]) -> Fraction:
     """Return the most that a stage holds of what its actions hold and free.
 
     Args:
         plan, stage, schedule: see `activation_bytes`.
-        work: returns it, from a part of the model, the kind of an action, and whether it is not the first one.
+        work: returns it, from a part of the model, the kind of an action, and whether it is not the first one, and the
+            last one.
     """
     _check_stage(plan, stage)
     p, v, count = plan.pipeline, plan.chunks, plan.num_micro_batches
@@ -94,15 +94,15 @@ def _peak(plan: TrainingPlan, stage: int, schedule: str, work: Callable[[int, st
 
 
 @lru_cache(maxsize=1024)
-def _stage_actions(name: str, ranks: int, microbatches: int, chunks: int, stage: int) -> list[tuple[int, str, bool]]:
-    """Return the actions of a stage: part of the model, kind, and whether it is not the first one of its kind."""
-    seen: set[tuple[int, str]] = set()
-    found = []
-    for cell in looped_schedule(name, ranks, microbatches, chunks).actions[stage]:
-        for part, kind, _ in read_cell(cell, name):
-            found.append((part, kind, (part, kind) in seen))
-            seen.add((part, kind))
-    return found
+def _stage_actions(
+    name: str, ranks: int, microbatches: int, chunks: int, stage: int
+) -> list[tuple[int, str, bool, bool]]:
+    """Return the actions of a stage: part of the model, kind, whether it is not the first of these, and the last."""
+    found = [
+        action for cell in looped_schedule(name, ranks, microbatches, chunks).actions[stage]
+        for action in read_cell(cell, name)
+    ]  # fmt: skip
+    return [(part, kind, number > 0, number == microbatches - 1) for part, kind, number in found]
 
 
 def _kept(kind: str, size: Fraction | int) -> Fraction | int:
@@ -150,7 +150,7 @@ def layer_activation_bytes(plan: TrainingPlan, is_sparse: bool = False, software
     whole = t if plan.sequence_parallel else 1
     if plan.recompute == "full":
         return Fraction(item * tokens * h, whole)
-    # The inputs of both norms and of both first products, and the masks of both branches.
+    # The inputs of both norms and of the first linear layer of each branch, and the masks of both branches.
     is_eager = software == "eager"
     shared = 4 * item * h + (16 if is_eager else 2 * h * shape.has_dropout)
     heads, kv_heads = shape.num_heads // t, shape.kv_heads(t)
@@ -197,13 +197,13 @@ def activation_bytes(
     """
     if software == "eager":
         whole = replace(plan, recompute="none")
-        eager = EagerStage(plan, [int(layer_activation_bytes(whole, sparse, software)) for sparse in (False, True)])
-        return _peak(plan, stage, schedule, lambda part, kind, seen: eager.work(part, kind, seen or keeps_gradients))
+        kept = [int(layer_activation_bytes(whole, sparse, software)) for sparse in (False, True)]
+        return _peak(plan, stage, schedule, EagerStage(plan, kept, keeps_gradients).work)
     shape, t = plan.shape, plan.tensor
     row = Fraction(plan.tokens * shape.width, t if plan.sequence_parallel else 1)
     each = [layer_activation_bytes(plan, sparse, software) for sparse in (False, True)]
 
-    def work(part: int, kind: str, _: bool) -> Fraction | int:
+    def work(part: int, kind: str, *_: bool) -> Fraction | int:
         size = sum(count * bytes_ for count, bytes_ in zip(plan.part_layers(part), each, strict=True))
         if part == 0 and shape.has_dropout:
             size += row

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from simparallel.errors import ClusterError, InputError
@@ -22,7 +23,7 @@ from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import FORMULAS, MIXED_ADAM, ModelStates, looped_schedule
 from simparallel.simulate.transformer_work import attention, of_bytes, runs_by_op, stage_work
 
-# A device of which nothing but its peak is known: products of every shape reach the same share.
+# A device of which nothing but its peak is known: matrix products of every shape reach the same share.
 ANY_SHAPE = MatrixUnits(*achieved.ANY_SHAPE)
 
 
@@ -134,7 +135,7 @@ def step_time(
 
     Args:
         plan: the model, and how it is cut.
-        cluster: the described hardware, with as many ranks as the plan has devices; its type is that of products.
+        cluster: the described hardware, with as many ranks as the plan has devices, in the dtype of matrix products.
         efficiency: what the hardware achieves of its data sheet.
         states: bytes of each parameter; gradients are exchanged in their own size.
         schedule: a looped schedule of `pipeline_schedule`, such as "1f1b" or "zb_h1".
@@ -183,8 +184,14 @@ class PricedStep:
         self.data_ps, self.optimizer_ps = max(
             (price.update(stage, stages[stage]) for stage in plan.like_stages), key=sum
         )
-        busiest_ps = max(sum(work.device_ps for part in self.passes[stage::p] for work in part) for stage in range(p))
-        self.least_ps = m * busiest_ps + self.data_ps + self.optimizer_ps
+        # What each device does for a micro-batch, and once a step.
+        each_ps = [sum(work.device_ps for part in self.passes[stage::p] for work in part.each) for stage in range(p)]
+        once_ps = [
+            sum(part.first.device_ps + part.last.device_ps for part in self.passes[stage::p]) for stage in range(p)
+        ]
+        self.once_ps = once_ps[stages.index(self.own)]
+        busiest_ps = max(m * each + once for each, once in zip(each_ps, once_ps, strict=True))
+        self.least_ps = busiest_ps + self.data_ps + self.optimizer_ps
 
     def time(self) -> StepTime:
         """Run the schedule."""
@@ -210,8 +217,8 @@ class PricedStep:
             m * own.context_ps,
             m * own.expert_ps,
             device_ps - alone_ps,
-            alone_ps - m * (own.sum_ps - own.messages_ps),
-            m * own.data_ps + self.data_ps,
+            alone_ps - m * (own.sum_ps - own.messages_ps) - self.once_ps,
+            m * own.data_ps + self.once_ps + self.data_ps,
             optimizer_ps,
             mfu,
             hfu,
@@ -242,6 +249,25 @@ class PartTime(NamedTuple):
         return sum(self[:-1])
 
 
+class _Group(NamedTuple):
+    """Equal groups of parameters that replicas share in slices: the times of one over a micro-batch [ps].
+
+    Attributes:
+        number: how many.
+        gather_ps, again_ps, reduce_ps: its exchanges: before the forward pass, in the backward pass, and of gradients.
+        forward_ps, backward_ps: its passes on the device, which hide the exchanges of its neighbours.
+        copy: of what was gathered, to its place.
+    """
+
+    number: int = 1
+    gather_ps: int = 0
+    again_ps: int = 0
+    reduce_ps: int = 0
+    forward_ps: int = 0
+    backward_ps: int = 0
+    copy: PassTime = PassTime()
+
+
 class _Prices:
     """The prices of a plan's parts on one cluster."""
 
@@ -249,12 +275,14 @@ class _Prices:
         self.plan, self.cluster, self.states = plan, cluster, states
         # The time in which an interpreter starts a kernel, or a collective.
         self.issue_ps = picoseconds(cluster.device.host_s(ISSUE))
+        self.issued = PassTime.of(0, self.issue_ps)
         stride = plan.tensor * plan.context * plan.data
         self.tensor_group = tuple(range(plan.tensor))
         # Gradients are summed over the devices of a context, too, as each has other tokens.
-        self.data_group = tuple(range(0, stride, plan.tensor))
+        data_group = tuple(range(0, stride, plan.tensor))
         self.expert_group = tuple(range(0, plan.tensor * plan.expert, plan.tensor))
-        self.expert_data_group = tuple(range(0, stride, plan.tensor * plan.expert))
+        # Of all parameters but those of experts, and of these.
+        self.data_groups = data_group, tuple(range(0, stride, plan.tensor * plan.expert))
         self.next_stage, self.last_stage = stride, stride * (plan.pipeline - 1)
         self.micro_batch_bytes = plan.item_bytes * plan.tokens * plan.shape.width
 
@@ -273,8 +301,8 @@ class _Prices:
     def stage(self, stage: int, is_split: bool = False) -> tuple[PartTime, Passes]:
         """Price one micro-batch on a stage; `is_split`: gradients of inputs and of weights are computed apart."""
         plan, device = self.plan, self.cluster.device
-        # All gradients of a product, or of a norm, are one operation, which starts once; if those of weights are apart,
-        # that of a bias starts with that of its weight. A bias has no flops.
+        # All gradients of a linear layer, or of a norm, are one operation, which starts once; if those of weights are
+        # computed later, that of a bias starts with that of its weight. A bias has no flops.
         launch_ps = picoseconds(device.launch_s) if runs_by_op(plan, device.software) else 0
         # Under sequence parallelism, a reduce-scatter and an all-gather take its place, with the same volume.
         reduce_ps = self.collective("all_reduce", self.micro_batch_bytes, self.tensor_group)
@@ -302,6 +330,7 @@ class _Prices:
         # Messages from and to the stage before and the next one.
         before, after = (PassTime.of(0, there * self.issue_ps) for there in (stage > 0, stage < plan.pipeline - 1))
         forward, inputs, weights = before, before, PassTime()
+        works: list[tuple[int, int, int]] = []
         for count, work in stage_work(plan, stage, self.states.gradient, device.software):
             first, then, later = map(self.kernels, (work.forward, work.backward[::-1], work.weights))
             starts = is_split * sum(kernel.flops > 0 for kernel in work.weights)
@@ -310,6 +339,8 @@ class _Prices:
             if plan.overlap_tensor:
                 hidden_ps = max(0, hidden_ps - later_ps)
             sums_ps = sum(self.collective("all_reduce", size, self.tensor_group) for size in work.sums)
+            if work.forward:
+                works.append((count, first.device_ps, then.device_ps + later_ps))
             forward_ps += count * first.device_ps
             backward_ps += count * (then.device_ps + later_ps)
             tensor_ps += count * (work.shown * reduce_ps + hidden_ps + sums_ps)
@@ -328,11 +359,22 @@ class _Prices:
             forward = forward.then(first.repeated(count))
             inputs = (then if is_split else later.then(then)).repeated(count).then(inputs)
             weights = later.repeated(count).then(weights) if is_split else weights
-        before_ps, after_ps = self.zero3(stage, forward_ps, backward_ps) if plan.zero_stage == 3 else (0, 0)
-        forward = PassTime.of(before_ps).then(forward).then(after)
-        inputs = after.then(inputs).then(PassTime.of(after_ps))
-        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, before_ps + after_ps
-        return PartTime(forward_ps + backward_ps, *times, backward_ps), (forward, inputs, weights)
+        passes = Passes(forward.then(after), after.then(inputs), weights)
+        data_ps = 0
+        if plan.zero_stage and len(self.data_groups[0]) > 1:
+            gather, reduce = self.exchanges(stage, works)
+            # ZeRO-1 and 2 gather once a step, and ZeRO-1 reduces once.
+            if plan.zero_stage == 3:
+                passes = passes._replace(forward=gather.then(passes.forward))
+            else:
+                passes = passes._replace(first=gather)
+            if plan.zero_stage == 1:
+                passes = passes._replace(last=reduce)
+            else:
+                passes = passes._replace(inputs=passes.inputs.then(reduce))
+            data_ps = gather.device_ps * (plan.zero_stage == 3) + reduce.device_ps * (plan.zero_stage > 1)
+        times = tensor_ps, rounds * round_ps, exchanges * exchange_ps, messages_ps, data_ps
+        return PartTime(forward_ps + backward_ps, *times, backward_ps), passes
 
     def exchange_ps(self) -> int:
         """Price one exchange of the tokens that visit experts of other devices, or return; experts are equally busy."""
@@ -356,37 +398,58 @@ class _Prices:
         beside_ps = self.kernels(attention(plan)[0]).device_ps // plan.context
         return (plan.context - 1) * max(0, message_ps - beside_ps)
 
-    def zero3(self, stage: int, forward_ps: int, backward_ps: int) -> tuple[int, int]:
-        """Price what ZeRO-3 exchanges in the passes of one micro-batch: parameters in both, gradients in the second."""
+    def exchanges(self, stage: int, works: Sequence[tuple[int, int, int]]) -> tuple[PassTime, PassTime]:
+        """Price what replicas that share slices exchange before a forward pass, and in a backward pass.
+
+        Each block is a group, and so are both tables. A group's parameters are gathered while the one before computes,
+        and its gradients are reduced while the next one does, on one stream.
+
+        Args:
+            stage: number of the stage.
+            works: for each kind of groups their number, and the times of a forward and a backward pass on the device.
+        """
         plan, states = self.plan, self.states
-        dense, sparse = plan.count_layers(stage)
-        parts = (
-            (dense, plan.layer_parameters, self.data_group),
-            (sparse, plan.sparse_parameters, self.data_group),
-            (sparse, plan.layer_experts, self.expert_data_group),
-            (1, plan.table_parameters(stage), self.data_group),
+        (dense, sparse), tables = plan.count_layers(stage), plan.table_parameters(stage)
+        is_last, is_tied = stage == plan.pipeline - 1, plan.shape.is_tied
+        head = tables if stage else Fraction(plan.shape.vocabulary * plan.shape.width, plan.tensor) * (not is_tied)
+        none = Fraction(0)
+        sizes = [(tables - head * is_last, none)] * (stage == 0) + [(plan.layer_parameters, none)] * (dense > 0)
+        sizes += [(plan.sparse_parameters, plan.layer_experts)] * (sparse > 0) + [(head, none)] * is_last
+        row = [_Group()] * 2
+        for (count, *hiding), parts in zip(works, sizes, strict=True):
+            found = [(part, ranks) for part, ranks in zip(parts, self.data_groups, strict=True) if part]
+            gather_ps = sum(self.collective("all_gather", part * states.parameter, ranks) for part, ranks in found)
+            reduce_ps = sum(self.collective("reduce_scatter", part * states.gradient, ranks) for part, ranks in found)
+            # A lookup needs no table in the backward pass.
+            is_again = plan.zero_stage == 3 and (len(row) > 2 or stage > 0 or (is_last and is_tied))
+            copied = [of_bytes(round(2 * sum(parts) * states.parameter))]
+            copy = self.kernels(copied * runs_by_op(plan, self.cluster.device.software)).then(self.issued)
+            forward_ps, backward_ps = (ps * plan.overlap_data for ps in hiding)
+            group = _Group(1, gather_ps, gather_ps * is_again, reduce_ps, forward_ps, backward_ps, copy)
+            # All between the first and the last one of equal groups have the same neighbours.
+            row += [group, group._replace(number=count - 2), group] if count > 2 else [group] * count
+        row += [_Group()] * 2
+        before_ps = sum(own.number * max(0, own.gather_ps - last.forward_ps) for last, own in pairwise(row))
+        after_ps = sum(
+            own.number * max(0, before.again_ps + after.reduce_ps - own.backward_ps)
+            for before, own, after in zip(row, row[1:], row[2:], strict=False)
         )
-        there = [part for part in parts if part[0] and part[1]]
-        gather_ps, reduce_ps = (
-            sum(count * self.collective(op, size * each, group) for count, size, group in there)
-            for op, each in (("all_gather", states.parameter), ("reduce_scatter", states.gradient))
-        )
-        if plan.overlap_data:
-            return max(0, gather_ps - forward_ps), max(0, gather_ps + reduce_ps - backward_ps)
-        return gather_ps, gather_ps + reduce_ps
+        gathers, reduces = PassTime.of(before_ps), PassTime.of(after_ps)
+        for own in row[2:-2]:
+            gathers = gathers.then(own.copy.repeated(own.number))
+            again = own.copy.then(self.issued) if own.again_ps else self.issued
+            reduces = reduces.then(again.repeated(own.number))
+        return gathers, reduces
 
     def update(self, stage: int, times: PartTime) -> tuple[int, int]:
-        """Price the end of a step: the exchange of gradients and parameters between replicas, and the optimizer."""
+        """Price the end of a step: the sum of whole gradients over replicas, and the optimizer."""
         plan, states = self.plan, self.states
-        parts = ((plan.stage_parameters(stage), self.data_group), (plan.stage_experts(stage), self.expert_data_group))
         exchange_ps, owned = 0, Fraction(0)
-        for parameters, group in parts:
+        parts = plan.stage_parameters(stage), plan.stage_experts(stage)
+        for parameters, group in zip(parts, self.data_groups, strict=True):
             owned += parameters / (len(group) if plan.zero_stage else 1)
             if plan.zero_stage == 0 and parameters:
                 exchange_ps += self.collective("all_reduce", parameters * states.gradient, group)
-            elif plan.zero_stage < 3 and parameters:
-                exchange_ps += self.collective("reduce_scatter", parameters * states.gradient, group)
-                exchange_ps += self.collective("all_gather", parameters * states.parameter, group)
         if plan.overlap_data:
             exchange_ps = max(0, exchange_ps - times.backward_ps)
         if plan.pipeline > 1 and stage in (0, plan.pipeline - 1) and plan.shape.is_tied:

@@ -77,11 +77,13 @@ def stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int, software: st
         dropout = [of_bytes((2 * item + 1) * own * h)] * shape.has_dropout
         work.insert(0, (1, Pass([lookup, *dropout], [*dropout, scatter], [], 1, 0)))
     if is_by_op and (shape.has_bias or shape.has_query_norm):
-        # One device adds the biases of the products that end a branch, and each has its own heads of a norm. Their
+        # One device adds the biases of the linear layers that end a branch, and each has its own heads of a norm. Their
         # gradients travel together, those of a part of the model, or of a block that is recomputed.
         each = item * 2 * (h * shape.has_bias + shape.full.head_size * shape.has_query_norm)
         layers = sum(plan.count_layers(stage))
-        calls_count = layers if plan.recompute == "full" else plan.chunks
+        calls_count = layers if plan.recompute == "full" or plan.zero_stage else plan.chunks
+        # Those that are added to a sum so far, one by one.
+        calls_count *= 1 + (plan.zero_stage == 1 and plan.num_micro_batches > 1)
         work.insert(0, (1, Pass([], [], [], 0, 0, sums=(each * layers // calls_count,) * calls_count)))
     if is_last and is_by_op:
         # The loss is computed in float32.
@@ -126,7 +128,7 @@ def _block_work(plan: TrainingPlan, gradient_bytes: int, is_sparse: bool, softwa
     elif not is_by_op:
         parts += [(tokens, 1, weight) for weight in shape.mlp_weights(full.mlp_width, t)]
     products = [_product(rows, weight.inner, weight.columns, item, count) for rows, count, weight in parts]
-    # The input gradient of a product costs as much as the product.
+    # The input gradient of a linear layer costs as much as its forward.
     of_inputs = [_product(rows, weight.columns, weight.inner, item, count) for rows, count, weight in parts]
     weights = [
         _weight_gradient(rows, weight.inner, weight.columns, item, gradient_bytes, count)
@@ -184,7 +186,7 @@ def _norm(plan: TrainingPlan, rows: int, size: int) -> Call:
 
 
 def _block_calls(plan: TrainingPlan, inner: int, is_sparse: bool) -> list[Call]:
-    """Return the ops of a block, as `models.Decoder` calls them; without the products of a sparse feed-forward part.
+    """Return the ops of a block, as `models.Decoder` calls them; without the linear layers of a sparse MLP.
 
     Args:
         plan: the model, and how it is cut.
@@ -264,9 +266,9 @@ def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> 
 
 
 def attention(plan: TrainingPlan) -> tuple[list[DeviceWork], list[DeviceWork]]:
-    """Return the kernels between the query-key-value product and the output product: forward and backward.
+    """Return the kernels between the query-key-value projection and the output projection: forward and backward.
 
-    Separate kernels compute all scores: two batched products, softmax with mask, dropout. A fused kernel
+    Separate kernels compute all scores: two batched matrix products, softmax with mask, dropout. A fused kernel
     (FlashAttention) leaves out masked blocks, half of all, and computes five products instead of two in the backward
     pass (Dao 2023).
     """
@@ -286,7 +288,7 @@ def attention(plan: TrainingPlan) -> tuple[list[DeviceWork], list[DeviceWork]]:
     scores = heads * tokens * s
 
     def product(size: int, is_out: bool) -> DeviceWork:
-        """Return a product that gives scores, or one that scores go into, of heads with these features."""
+        """Return the matrix product whose result, or else whose input, are the scores of heads with these features."""
         made = MatrixProduct(batch, rows, s, size) if is_out else MatrixProduct(batch, rows, size, s)
         return _multiplied(flops * size, item * (tokens * size * (heads + kv_heads) + scores), item, made)
 

@@ -172,9 +172,10 @@ def test_other_flags_of_msrun() -> None:
 
 
 def test_simulated_runs_predict_what_was_asked_for() -> None:
-    words = ["--cluster=dgx-a100", "--devices-per-rank=2", "-n16", "--nodes=2", "--sim_level=0", "train.py", "8"]
-    told = main._prediction(main._options(["run", *words]), request(*words[:-2]))
+    words = ["--cluster=dgx-a100", "--dtype=bfloat16", "--devices-per-rank=2", "-n16", "--nodes=2", "--sim_level=0"]
+    told = main._prediction(main._options(["run", *words, "train.py", "8"]), request(*words))
     found = main._options(told)
+    assert found.dtype == "bfloat16"
     assert (found.cluster, found.devices_per_rank, found.world_size, found.nodes) == ("dgx-a100", 2, 16, 2)
     assert (found.script, found.arguments) == ("train.py", ["8"])
 

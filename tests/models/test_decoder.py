@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from refusals import refused
@@ -53,6 +55,12 @@ def test_cut_decoders_train_as_on_one_device(name):
         ({"pipeline": 2, "chunks": 2, "num_micro_batches": 4, "micro_batch": 2, "recompute": "full"}, "1f1b"),
         ({"pipeline": 4, "num_micro_batches": 4, "micro_batch": 2}, "zb_h1"),
     )
+    if name == "llama":
+        cuts += (
+            ({"data": 2, "tensor": 2, "num_micro_batches": 2, "micro_batch": 2, "zero_stage": 1}, "1f1b"),
+            ({"data": 2, "pipeline": 2, "num_micro_batches": 4, "recompute": "full", "zero_stage": 2}, "gpipe"),
+            ({"data": 2, "tensor": 2, "pipeline": 2, "num_micro_batches": 4, "zero_stage": 3}, "1f1b"),
+        )
     for cut, schedule in cuts:
         assert losses(TrainingPlan(shape, item_bytes=4, **cut), schedule) == pytest.approx(one, rel=1e-5)
 
@@ -74,8 +82,12 @@ def test_plans_that_no_program_runs():
     shape = read_config(CONFIGS["llama"], 8)
     expected = TrainingPlan(shape, tensor=2, overlap_messages=True)
     assert runnable(TrainingPlan(shape, tensor=2, sequence_parallel=True)) == expected
-    others = ({"zero_stage": 1}, {"context": 2}, {"tensor": 4}, {"recompute": "selective"})
-    assert [runnable(TrainingPlan(shape, **other)) for other in others] == [None] * 4
+    others = ({"context": 2}, {"tensor": 4}, {"recompute": "selective"})
+    assert [runnable(TrainingPlan(shape, **other)) for other in others] == [None] * 3
+    sharded = TrainingPlan(shape, data=2, zero_stage=1)
+    assert runnable(sharded) == replace(sharded, overlap_data=True, overlap_messages=True)
+    assert runnable(sharded, "zb_h1") is None
+    assert runnable(replace(sharded, shape=read_config(CONFIGS["gpt2"], 8))) is None
 
 
 def test_recomputed_blocks_free_their_activations():

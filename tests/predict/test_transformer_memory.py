@@ -13,7 +13,6 @@ from simparallel.errors import InputError
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import (
     FLOAT32_ADAM,
-    FLOAT32_MOMENTUM,
     MEGATRON_ADAM,
     MIXED_ADAM,
     activation_bytes,
@@ -75,7 +74,6 @@ def test_bytes_of_model_states(d):
     assert MEGATRON_ADAM.bytes_per_parameter() == 18
     assert MEGATRON_ADAM.bytes_per_parameter(1, d) == 6 + Fraction(12, d)
     assert FLOAT32_ADAM.bytes_per_parameter() == 16
-    assert FLOAT32_MOMENTUM.bytes_per_parameter() == 12
 
 
 @given(plans())

@@ -14,7 +14,7 @@ from test_transformer_memory import plans
 import simparallel as sp
 from simparallel.errors import ClusterError, InputError
 from simparallel.machine.cluster import PRESETS, describe
-from simparallel.simulate.pipeline_time import PassTime, clocked
+from simparallel.simulate.pipeline_time import Passes, PassTime, clocked
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import MEGATRON_ADAM, MIXED_ADAM, looped_schedule
 from simparallel.simulate.transformer_time import Efficiency, PricedStep, step_time
@@ -153,7 +153,7 @@ def test_bubble_is_that_of_the_schedule(ranks, rounds, chunks):
     )
 
 
-TIMES = st.tuples(*[st.builds(PassTime.of, st.integers(1, 9), st.integers(0, 9))] * 3)
+TIMES = st.tuples(*[st.builds(PassTime.of, st.integers(1, 9), st.integers(0, 9))] * 3).map(lambda each: Passes(*each))
 
 
 @given(st.data(), st.sampled_from(["gpipe", "1f1b", "zb_h1"]), st.integers(2, 4), st.integers(1, 4))
@@ -162,14 +162,18 @@ def test_clock_of_devices_is_that_of_the_schedule(data, name, ranks, rounds):
     passes = data.draw(st.lists(TIMES, min_size=ranks * chunks, max_size=ranks * chunks))
     shape, message = replace(SHAPE, num_layers=48), data.draw(st.integers(0, 5))
     plan = TrainingPlan(shape, pipeline=ranks, chunks=chunks, num_micro_batches=rounds * ranks, overlap_messages=True)
-    each = [[work.device_ps for work in kind] for kind in zip(*passes, strict=True)]
+    each = [[work.device_ps for work in kind] for kind in zip(*(part.each for part in passes), strict=True)]
     made = looped_schedule(name, ranks, rounds * ranks, chunks)
     alone = clocked(plan, name, passes, 2 * message)
     assert alone == made.cost(*each, message).makespan
     # With interpreters a step takes longer, at least as long as the busiest one.
     hosted = clocked(plan, name, passes, 2 * message, PassTime.of(3, 2))
-    busy = (sum(work.host_ps for part in passes[rank::ranks] for work in part) for rank in range(ranks))
+    busy = (sum(work.host_ps for part in passes[rank::ranks] for work in part.each) for rank in range(ranks))
     assert hosted >= max(alone + 3, 2 + rounds * ranks * max(busy))
+    # What is done once shows where nothing comes before it, or after it.
+    first, last = passes[0]._replace(first=PassTime.of(7)), passes[0]._replace(last=PassTime.of(5))
+    assert clocked(plan, name, [first, *passes[1:]], 2 * message) == alone + 7
+    assert alone <= clocked(plan, name, [last, *passes[1:]], 2 * message) <= alone + 5
 
 
 @given(plans(), st.booleans())

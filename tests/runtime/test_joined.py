@@ -493,12 +493,20 @@ def test_mindspore_ranks_join_without_init(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_command_for_each_node(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import simparallel as sp\nsp.init()\nx = sp.Tensor([float(sp.get_rank() + 1)])\nsp.all_reduce(x)\n"
+        "import simparallel as sp\nfrom simparallel.clock.recorder import current_recorder\n"
+        "sp.init()\nx = sp.Tensor([float(sp.get_rank() + 1)])\nsp.all_reduce(x)\n"
         "places = x.to('sim:1').device, sp.get_node_rank(), sp.get_local_rank(), sp.get_num_nodes()\n"
-        "print('sum', x.item(), *places)\n"
+        "print('sum', x.item(), *places, current_recorder().cluster.dtype)\n"
         "if sp.get_rank() == 1: raise ValueError('on node 1')\nwhile True: pass\n"
     )
-    words = ["--nnodes=2", "--nproc-per-node=1", "--devices-per-rank=2", "--master_port=1234", "train.py"]
+    words = [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--devices-per-rank=2",
+        "--dtype=bfloat16",
+        "--master_port=1234",
+        "train.py",
+    ]
     commands = [
         subprocess.Popen(
             [sys.executable, "-m", "simparallel", "torchrun", f"--node_rank={node}", *words],
@@ -513,7 +521,7 @@ def test_command_for_each_node(tmp_path: Path) -> None:
     written = [command.communicate(timeout=120)[0] for command in commands][::-1]
     assert [command.returncode for command in commands] == [1, 1], written
     for node, text in enumerate(written):
-        assert f"[rank {node}] sum 3.0 sim:1 {node} 0 2\n" in text
+        assert f"[rank {node}] sum 3.0 sim:1 {node} 0 2 bfloat16\n" in text
         assert (tmp_path / f"runs/train/node{node}/worker_{node}.log").exists()
         assert (tmp_path / f"runs/train/node{node}/trace.json").exists()
         assert (tmp_path / f"runs/train/node{node}/error_rank{node}.json").exists()

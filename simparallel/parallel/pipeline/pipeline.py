@@ -364,7 +364,7 @@ class Pipeline:
         stages, group = self._stages_of_tensors(), group_along(self.mesh, (PIPELINE,))
         for _, x in self.model._saved_tensors():
             rank = self.schedule.rank_of(stages.get(id(x), 0))
-            data = get_namespace(x.data).empty(x.shape, x.dtype) if is_deferred(x) else x.data
+            data = get_namespace(x.data).empty(x.data.shape, x.dtype) if is_deferred(x) else x.data
             x.data = data if group is None else collectives.broadcast(data, self.ranks[rank], group)
             if is_deferred(x):
                 x.initial = None  # type: ignore[attr-defined]

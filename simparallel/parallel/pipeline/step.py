@@ -102,8 +102,11 @@ class PipelineStep:
         with pipeline._switch.installed(), pipeline.running(), setting(*shared, grad=None):
             for cell in pipeline._cells:
                 for action in cell:
+                    # Gradients "P" of groups are reduced in the last backward; a part that runs again decides anew.
+                    waits = self._optimizer is None and action.microbatch != pipeline._last_backward[action.stage]
                     try:
-                        act[action.kind](action)
+                        with order().no_sync() if waits else nullcontext():
+                            act[action.kind](action)
                     except BaseException as error:
                         error.add_note(self._describe_place(action, str(error)))
                         raise
@@ -170,6 +173,7 @@ class PipelineStep:
         finally:
             random_state.given_part, random_state.sharded_part = before
             self._masks = forward.masks
+            order().end_pass("forward")
 
     def end_masks(self) -> None:
         """Count the masks of this step: those of one pass, whatever the number and order of the micro-batches."""
@@ -179,10 +183,7 @@ class PipelineStep:
 
     def _forward(self, action: Action) -> None:
         stage, m = action.stage, action.microbatch
-        # Gradients "P" of groups are reduced in the last backward.
-        waits = self._optimizer is None and m != self._pipeline._last_backward[stage]
-        with order().no_sync() if waits else nullcontext():
-            loss, forward = self.run_stage(stage, m)
+        loss, forward = self.run_stage(stage, m)
         if forward.is_first:
             self._check(loss, forward)
         is_last = stage % self._length == self._length - 1

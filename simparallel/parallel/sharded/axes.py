@@ -33,6 +33,7 @@ class Axes:
         part: which part of the batch this rank has, and how many there are.
         shard, replicas, everyone: the ranks with which this one shares slices, those with the same slice, and all of
             them; None for no others.
+        has_others: other ranks have other parameters, such as stages.
 
     Raises:
         InputError: an axis that the mesh lacks, or a mesh of other ranks; parameters that are cut along no axis of it,
@@ -71,6 +72,7 @@ class Axes:
         self.part = of_parts.index(communicator.rank), len(of_parts)
         # The ranks that have the same parameters, slices or not.
         self._holders = mesh.part([name for name in mesh.axis_names if name in {*names, *own}], communicator.rank)
+        self.has_others = self._holders.size < mesh.size
 
     def _checked(self, computing: Mesh, name: str, rank: int) -> list[str]:
         """Return the axes of the mesh of a cut parameter; they are axes of the mesh of the group, too."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ from simparallel.clock.memory import BUFFERS, GATHERED, GRADIENTS, PARAMETERS
 from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.comm import Work, current
 from simparallel.errors import InputError
-from simparallel.nn.deferred import is_deferred, materialize, placeholder
+from simparallel.nn.deferred import Recipe, is_deferred, materialize, placeholder
 from simparallel.nn.parameter import Parameter
 from simparallel.parallel.ddp.buckets import empty_like
 from simparallel.parallel.ddp.mixed_precision import MixedPrecision
@@ -54,6 +56,10 @@ def is_reduced_already(p: Tensor) -> bool:
         return grad is not None and grad.placement is p.placement.gradient  # type: ignore[union-attr]
     # Of a whole parameter only gradients that wait have its interpreter.
     return p.interpreter is None or grad.interpreter is not p.interpreter
+
+
+def _shifted(recipe: Recipe, first: int, start: int, count: int) -> Any:
+    return recipe(first + start, count)
 
 
 class ShardedGroup:
@@ -114,7 +120,11 @@ class ShardedGroup:
         self._gathered_at: int | None = None
         if axes.shard is not None:
             axes.shard.transport.segment.need([axes.shard.ranks[rank] for rank in self.rows.uneven_ranks])
-        self._store([p._data for p in self.parameters], self.rows.shapes)
+        # A pipeline draws the parameters of its own stages alone.
+        if axes.has_others and axes.replicas is None and all(map(is_deferred, self.parameters)):
+            self._defer()
+        else:
+            self._store([p._data for p in self.parameters], self.rows.shapes)
         if axes.replicas is not None:
             # Reductions keep replicas equal, but do not make them so.
             with current().for_purpose(f"parameters of {name}"):
@@ -129,6 +139,21 @@ class ShardedGroup:
         observer_of(self.parameters[0]._device).memory.hold(array, category, what=f"parameters of {self.name}")
         return array
 
+    def _place(self, i: int, own_slice: Array) -> None:
+        """Let parameter number `i` be this slice."""
+        p, stored = self.parameters[i], self._stored[i]
+        p._data = own_slice
+        kind = WholeInterpreter if stored is None else StoredInterpreter
+        p.placement, p.interpreter = stored, interpreter(kind, (self.axes.mesh, self.axes.names))
+
+    def _defer(self) -> None:
+        """Let each parameter be a slice without data, whose initializer fills this slice alone."""
+        self.slices = []
+        for i, (p, (first, last)) in enumerate(zip(self.parameters, self.rows.spans(self.axes.rank), strict=True)):
+            p.initial = partial(_shifted, p.initial, first * prod(p._data.shape[1:]))  # type: ignore[arg-type]
+            self.slices.append(p._data[first:last])
+            self._place(i, self.slices[-1])
+
     def _store(self, values: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
         """Move the parameters to one array; `values` are whole, or this rank's slices, and have these whole shapes."""
         rank, size = self.axes.rank, self.rows.size * (self.axes.size if self._holds_slices else 1)
@@ -138,18 +163,18 @@ class ShardedGroup:
         if self._holds_slices or (self.axes.shard is None and not self.casts):
             self.kept = self.flat
         spans = self.rows.spans(rank)
-        for p, value, shape, own_slice, (first, last), stored in zip(
-            self.parameters, values, shapes, self.slices, spans, self._stored, strict=True
+        for i, (value, shape, own_slice, (first, last)) in enumerate(
+            zip(values, shapes, self.slices, spans, strict=True)
         ):
+            p, is_slice = self.parameters[i], value.shape == own_slice.shape
             if is_deferred(p):
                 # Random numbers depend on the index of the element: a rank draws its rows alone.
-                value = materialize(p, (slice(first, last), *(slice(0, size) for size in shape[1:])))
-            elif value.shape != own_slice.shape:
+                rows = slice(first, last), *(slice(0, size) for size in shape[1:])
+                value = materialize(p, None if is_slice else rows)
+            elif not is_slice:
                 value = value[first:last]
             own_slice[...] = value
-            p._data = own_slice
-            kind = WholeInterpreter if stored is None else StoredInterpreter
-            p.placement, p.interpreter = stored, interpreter(kind, (self.axes.mesh, self.axes.names))
+            self._place(i, own_slice)
         self._gathered_at = None
 
     def _follow_values(self) -> None:
@@ -157,7 +182,7 @@ class ShardedGroup:
 
         The array in use stays as it is: a forward that awaits its backward reads it. Another dtype is refused.
         """
-        if any(p._data is not own for p, own in zip(self.parameters, self.slices, strict=True)):
+        if any(p._data is not own or is_deferred(p) for p, own in zip(self.parameters, self.slices, strict=True)):
             other = next((p for p in self.parameters if p._data.dtype != self._stored_dtype), None)
             if other is not None:
                 raise InputError(
@@ -191,10 +216,11 @@ class ShardedGroup:
     # --- gathering --------------------------------------------------------------------------------------
 
     def gather_ahead(self) -> None:
-        """Start to gather the parameters for their next use. Collective: yes."""
-        if self._ahead is None and self.axes.shard is not None and not self.letters.keeps_whole:
+        """Start to gather the parameters for their next use, unless they are whole already. Collective: yes."""
+        if self._ahead is None and self.axes.shard is not None:
             self._follow_values()
-            self._ahead = self._start(self.slices, GATHERED)
+            if not self._is_whole():
+                self._ahead = self._start(self.slices, GATHERED)
 
     def forget_ahead(self) -> None:
         """Drop parameters that were gathered ahead."""
@@ -215,20 +241,24 @@ class ShardedGroup:
             stored = self.slices
         if self.axes.shard is None and self.kept is self.flat:
             return self.flat
-        if self.letters.keeps_whole:
-            if self._gathered_at is None or is_written_since(self.flat, self._gathered_at):
-                self.kept = self._finish(self._start(stored), self.flat if self._holds_slices else None)
-                self._gathered_at = next(grad_mode.numbers)
-            assert self.kept is not None
-            return self.kept
-        ahead = self._ahead
-        # A step since it was gathered makes it worthless; this is so on all ranks.
-        is_same = ahead is not None and all(a is b for a, b in zip(ahead.sent, stored, strict=True))
-        if ahead is not None and is_same and not is_written_since(self.flat, ahead.begun):
+        if not self._is_whole():
+            ahead = self._ahead
+            # A step since it was gathered makes it worthless; this is so on all ranks.
+            is_same = ahead is not None and all(a is b for a, b in zip(ahead.sent, stored, strict=True))
+            if ahead is None or not is_same or is_written_since(self.flat, ahead.begun):
+                self.forget_ahead()
+                ahead = self._start(stored)
             self._ahead = None
-            return self._finish(ahead)
-        self.forget_ahead()
-        return self._finish(self._start(stored))
+            if not self.letters.keeps_whole:
+                return self._finish(ahead)
+            self.kept = self._finish(ahead, self.flat if self._holds_slices else None)
+            self._gathered_at = ahead.begun
+        assert self.kept is not None
+        return self.kept
+
+    def _is_whole(self) -> bool:
+        """Return whether the parameters are whole from step to step, and no slice has changed since."""
+        return self._gathered_at is not None and not is_written_since(self.flat, self._gathered_at)
 
     def _start(self, stored: Sequence[Array], category: str = BUFFERS) -> Gathering:
         """Start to gather these slices of the ranks; return the running gather.

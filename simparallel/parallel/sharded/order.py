@@ -81,8 +81,8 @@ class UseOrder:
             phase: "forward" or "backward".
             gathers: this use needs the parameters; else they were there, and it is no use to gather them ahead.
         """
-        # The first group of a pass through the outermost module follows none.
-        last = None if phase == "forward" and not self.depth else self._last
+        # The first group of a pass through the outermost module, or through a stage of a pipeline, follows none.
+        last = None if phase == "forward" and not (self.depth or mode.weighted) else self._last
         before = last[1]() if last is not None and last[0] == phase else None
         if before is not None and before is not group:
             before.next.pop(phase, None)
@@ -93,9 +93,9 @@ class UseOrder:
         if follower is not None:
             follower.gather_ahead()
 
-    def end_backward(self) -> None:
-        """Note that a backward pass is over: the first group of another one follows none."""
-        if self._last is not None and self._last[0] == "backward":
+    def end_pass(self, phase: str) -> None:
+        """Note that a pass is over, "forward" or "backward": the first group of another one follows none."""
+        if self._last is not None and self._last[0] == phase:
             self._last = None
 
     def reduce(
@@ -109,7 +109,8 @@ class UseOrder:
             by_rank: their gradients.
             unfinished: number of a parameter -> axes of its layout along which its gradient is still to be summed.
         """
-        running = running_backward()
+        # A part that is recomputed is a pass of its own, and must not wait for its reduction.
+        running = running_backward(delivers=True)
         self._finish()
         if self._finishing is not running:
             self._check_others(group, running)

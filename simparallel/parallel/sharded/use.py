@@ -47,8 +47,9 @@ class Use:
     def __init__(self, group: ShardedGroup, order: UseOrder) -> None:
         self.group, self.order = group, order
         self._start = next(grad_mode.numbers)
-        self._stored = list(group.slices)
         self._flat: Array | None = group.gather()
+        # After that: it takes over arrays that the program has assigned.
+        self._stored = list(group.slices)
         # The running backward, and how many ops of the forward pass it has not reached.
         self._backward: Backward | None = None
         self._num_kept = self._num_left = 0
@@ -158,7 +159,7 @@ class Use:
     def _end_backward(self) -> None:
         # It may not have reached all ops of the forward pass.
         self.free()
-        self.order.end_backward()
+        self.order.end_pass("backward")
 
     def free(self) -> None:
         """Free the whole parameters."""

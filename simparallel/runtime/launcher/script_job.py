@@ -29,8 +29,8 @@ class ScriptJob:
     Args:
         world_size: number of ranks, on all nodes.
         node: number of the node whose ranks are started; None for all.
-        device, devices_per_rank, nodes, rank_table, environment, log_links, log_files, timeout_s, record, array: see
-            `Cluster`.
+        device, devices_per_rank, dtype, nodes, rank_table, environment, log_links, log_files, timeout_s, record, array:
+            see `Cluster`.
         log_dir: directory for the files of the run; those of one node go to `node0`, `node1`, … in it.
 
     Attributes:
@@ -52,6 +52,7 @@ class ScriptJob:
         *,
         device: str | None = None,
         devices_per_rank: int | None = None,
+        dtype: str | None = None,
         nodes: int = 1,
         rank_table: RankTable | None = None,
         environment: Mapping[str, str] | None = None,
@@ -63,7 +64,7 @@ class ScriptJob:
         array: str = "numpy",
     ) -> None:
         where = places(world_size, nodes, rank_table, environment)
-        self._describe = partial(describe, world_size, device, devices_per_rank=devices_per_rank)
+        self._describe = partial(describe, world_size, device, devices_per_rank=devices_per_rank, dtype=dtype)
         self._spec = self._describe(nodes=where.nodes)
         self.trace = Trace([], self._spec)
         self._nodes = self._spec.nodes if node is None else (self._spec.nodes[node],)
@@ -72,7 +73,7 @@ class ScriptJob:
         self._links, self._files = log_links, log_files
         # The fields of `script_rank.Config` that are the same in every run.
         self._settings: dict[str, Any] = {
-            "world_size": world_size, "device": device, "devices_per_rank": devices_per_rank,
+            "world_size": world_size, "device": device, "devices_per_rank": devices_per_rank, "dtype": dtype,
             "device_ids": where.device_ids, "environment": where.environment, "timeout_s": timeout_s,
             "record": check_record(record), "array": checked.array(array), "directory": str(self.directory),
         }  # fmt: skip

@@ -33,7 +33,7 @@ class Config:
 
     Attributes:
         script, arguments, with_local_rank, is_module: see `run_script`.
-        world_size, device, devices_per_rank, timeout_s, record, array: see `Cluster`.
+        world_size, device, devices_per_rank, dtype, timeout_s, record, array: see `Cluster`.
         device_ids, environment: see `environment.variables`.
         directory: of the run's files on the machine, or the node, of the rank.
     """
@@ -45,6 +45,7 @@ class Config:
     world_size: int
     device: str | None
     devices_per_rank: int | None
+    dtype: str | None
     device_ids: list[int]
     environment: dict[str, str]
     timeout_s: float
@@ -77,7 +78,9 @@ def run_rank(
     os.environ.update(variables(transport.rank, nodes, device_ids, config.environment))
     transport.start()
     call = partial(program, config.script, config.arguments, config.with_local_rank, config.is_module)
-    spec = describe(config.world_size, config.device, nodes=nodes, devices_per_rank=config.devices_per_rank)
+    spec = describe(
+        config.world_size, config.device, nodes=nodes, devices_per_rank=config.devices_per_rank, dtype=config.dtype
+    )
     settings = RunSettings(spec, config.record, config.timeout_s, array=config.array)
     outcome, _ = play_rank(call, transport, settings, medium=medium, is_process=True)
     # A script has no return value.

@@ -228,3 +228,48 @@ def test_owners_of_equal_work_fold():
     found = sp.dry_run(_owners, (4, 256), world_size=128)
     assert found.classes == {0: 1, 1: 8, 9: 4, 13: 1, 14: 4, 18: 110}
     assert len({*found.stands_for}) < 20
+
+
+def _in_stages(letters: str, recompute: bool = False) -> Any:
+    """Return the bytes of this rank's parameters, as counted and as expected, and the events of the second step."""
+    mesh = sp.Mesh((2, 2), ("pp", "shard"))
+    with sp.parallel.no_init_parameters():
+        model = sp.models.Decoder(32, 4, 2, 64, dtype=np.float64, recompute=recompute)
+    for block in model.blocks:
+        sp.parallel.fully_shard(block, mesh, "shard", *letters)
+    stages = [["tokens", "blocks.0", "blocks.1"], ["blocks.2", "blocks.3", "norm", "head"]]
+    pipeline = sp.parallel.Pipeline(model, _loss, 3, stages=stages, mesh=mesh)
+    step, tokens = sp.optim.Adam(pipeline.parameters()), np.zeros((3, 8), np.int64)
+    recorder = current_recorder()
+    for _ in range(2):
+        start = len(recorder.events)
+        step.zero_grad()
+        pipeline.step(tokens, tokens)
+        step.step()
+    events = [e for e in recorder.events[start:] if e.group in ((), mesh.group("shard", sp.get_rank()))]
+    expected = sum(p.data.nbytes if letters == "SSS" else 8 * p.size for p in pipeline.parameters())
+    return recorder.memory.live["parameters"], expected, events
+
+
+def _loss(logits: Any, labels: Any) -> Any:
+    return sp.functions.cross_entropy(logits.reshape(-1, 32), labels.reshape(-1))
+
+
+@pytest.mark.parametrize(("letters", "count"), [("SSS", 12), ("RPS", 2)])
+def test_stages_gather_ahead(letters, count):
+    """Of other stages a rank has no slices. The second block is gathered while the first one computes."""
+    for held, expected, events in sp.launch(_in_stages, (letters,), world_size=4, transport="inline"):
+        assert held == expected
+        gathers = [e for e in events if e.name == "all_gather"]
+        # Two blocks: in both passes of three micro-batches, or once a step.
+        assert len(gathers) == count
+        blocks = [e for e in events if e.kind == "forward" and e.layer.startswith("blocks.")]
+        first = [e for e in blocks if e.layer.startswith(blocks[0].layer)]
+        assert gathers[0].sim_end_ps <= first[0].sim_start_ps
+        assert gathers[1].sim_start_ps < first[-1].sim_end_ps
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_stages_reduce_partial_gradients_once(recompute):
+    for *_, events in sp.launch(_in_stages, ("RPS", recompute), world_size=4, transport="inline"):
+        assert sum(e.name == "reduce_scatter" for e in events) == 2

@@ -616,3 +616,26 @@ def test_divided_optimizer_refuses_slices():
             sp.parallel.ZeroRedundancyOptimizer(model.parameters(), sp.optim.Adam)
 
     sp.launch(program, world_size=2, transport="inline")
+
+
+def _assigned(shards: bool) -> list[Any]:
+    model = mlp()
+    if shards:
+        shard(model, "SSS")
+    for p in model.parameters():
+        p.data = p.data * 2
+    model(np.ones((2, 5), np.float32)).sum().backward()
+    return [p.grad.full_tensor().numpy() for p in model.parameters()]
+
+
+def test_values_assigned_before_the_first_step():
+    sp.manual_seed(3)
+    expected = _assigned(shards=False)
+
+    def run() -> list[Any]:
+        sp.manual_seed(3)
+        return _assigned(shards=True)
+
+    for found in sp.launch(run, world_size=2, transport="inline"):
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
