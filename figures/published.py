@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cached_property
 from hashlib import sha256
@@ -19,12 +18,8 @@ from typing import Any
 
 import numpy as np
 
-import simparallel as sp
-from benchmarks.bert import Bert
-from simparallel.base.dry_new import uninitialized
 from simparallel.machine import achieved
 from simparallel.machine.cluster import PRESETS, ClusterSpec, describe
-from simparallel.machine.device import DeviceSpec
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import (
     MEGATRON_ADAM,
@@ -59,13 +54,6 @@ HARDWARE = {
     "a100_40gb": ("dgx-a100", A100_40GB, ON_A100),
     "h100": ("dgx-h100", H100, ON_H100),
 }
-# The same for dry runs: the preset, and a device in place of its own.
-RUN_ON: dict[str, tuple[str, DeviceSpec | None]] = {
-    "a100_80gb": ("dgx-a100", None), "a100_40gb": ("dgx-a100", A100_40GB), "h100": ("dgx-h100", None),
-    "h200": ("h200-8", None), "b200": ("b200-8", None),
-}  # fmt: skip
-# Tokens of a sequence of SQuAD.
-SQUAD = 384
 Change = Callable[[ClusterSpec, Efficiency], tuple[ClusterSpec, Efficiency]]
 # What the model would be without one of its parts. NCCL plans with what links achieve, the rest of Efficiency.link.
 CHANGES: dict[str, Change] = {
@@ -140,76 +128,6 @@ class Row:
         return self.predicted.step_s / self.published_s - 1
 
 
-class Run:
-    """One published step of a program that a dry run predicts: ResNet-50, or BERT-large.
-
-    Attributes:
-        table: name of its table.
-        published_s: time of the step.
-    """
-
-    def __init__(self, table: dict[str, Any], row: dict[str, Any]) -> None:
-        self.row, self.table = row, table["publication"]
-        self.program, self.gpus = row.get("program", table["program"]), row["gpus"]
-        self.published_s = self.gpus * row["batch"] * row.get("micro_batches", 1) / row["samples_per_s"]
-
-    def _step_s(self, micro_batches: int = 1) -> float:
-        """Return the predicted time of a step."""
-        row, is_mixed = self.row, self.row["type"] == "mixed"
-        preset, device = RUN_ON[row["hardware"]]
-        cluster = describe(self.gpus, preset)
-        device = replace(device or cluster.device, software="channels_last" if row.get("channels_last") else "eager")
-        # Apex trains BERT in float16; autocast leaves the parameters of ResNet-50 in float32.
-        dtype = "tf32" if not is_mixed else "float32" if self.program == "resnet50" else "float16"
-        cluster = replace(cluster, device=device, dtype=dtype)
-        arguments = self.program, row["batch"], row.get("length", SQUAD), is_mixed, self.gpus > 1, micro_batches
-        return sp.dry_run(train, arguments, cluster=cluster, world_size=self.gpus, unknown=0.0).step_time_s
-
-    @cached_property
-    def predicted_s(self) -> float:
-        one, count = self._step_s(), self.row.get("micro_batches", 1)
-        # All micro-batches but the last take the same time.
-        return one if count == 1 else one + (count - 1) * (self._step_s(2) - one)
-
-    @property
-    def error(self) -> float:
-        """The predicted time over the published one, less 1."""
-        return self.predicted_s / self.published_s - 1
-
-    def line(self) -> list[str]:
-        """Return the cells of its row."""
-        row = self.row
-        layout = ", channels last" if row.get("channels_last") else ""
-        return [
-            row["hardware"], row["type"] + layout, str(self.gpus), str(row["batch"]), str(row.get("micro_batches", 1)),
-            str(row.get("length", "")), f"{self.published_s * 1e3:.4g}", f"{self.predicted_s * 1e3:.4g}",
-            f"{self.error:+.1%}", row.get("where", ""),
-        ]  # fmt: skip
-
-
-def train(program: str, batch: int, length: int, is_mixed: bool, is_parallel: bool, micro_batches: int) -> None:
-    """Take two training steps; the images and the tokens have no data."""
-    if program == "resnet50":
-        model = sp.models.resnet50(num_classes=1000)
-        if is_mixed:
-            sp.nn.auto_mixed_precision(model, "O2")
-        x, y = sp.Tensor(uninitialized((batch, 3, 224, 224), np.float32)), np.zeros(batch, np.int64)
-    else:
-        model = Bert(stores_scores=True, answers=program == "bert_squad")
-        x, y = sp.Tensor(np.zeros((batch, length), np.int64)), np.zeros(batch * length, np.int64)
-    if is_parallel:
-        model = sp.parallel.DistributedDataParallel(model)
-    parameters = model.parameters()
-    optimizer = sp.optim.SGD(parameters, 0.1, momentum=0.9) if program == "resnet50" else sp.optim.AdamW(parameters)
-    for _ in range(2):
-        optimizer.zero_grad()
-        for i in range(micro_batches):
-            with model.no_sync() if is_parallel and i < micro_batches - 1 else nullcontext():
-                logits = model(x)
-                sp.functions.cross_entropy(logits.reshape(-1, logits.shape[-1]), sp.Tensor(y)).backward()
-        optimizer.step()
-
-
 def table_of(table: dict[str, Any], row: dict[str, Any]) -> str:
     """Return the name of a row's table, with the hardware, and with ZeRO-3, where only some of its rows have them."""
     parts = [table["publication"]]
@@ -240,12 +158,6 @@ def tables() -> list[dict[str, Any]]:
     """Return all tables of step times."""
     found = [read(path.stem) for path in sorted((FIGURES / "published").glob("*.json"))]
     return [table for table in found if "measured" in table]
-
-
-def runs() -> list[Run]:
-    """Return the rows of all tables of programs that dry runs predict."""
-    found = [read(path.stem) for path in sorted((FIGURES / "published").glob("*.json"))]
-    return [Run(table, row) for table in found if "program" in table for row in table["rows"]]
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -376,7 +288,6 @@ beside what others measured and published. `python figures/published.py` writes 
 
 ```python
 from simparallel.machine.cluster import describe
-from simparallel.machine.device import DeviceSpec
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import activation_bytes, state_bytes
 from simparallel.simulate.transformer_time import step_time
