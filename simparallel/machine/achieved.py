@@ -55,6 +55,20 @@ ANY_SHAPE = (0, 0.642, 0.642, 0.325, 0.642)
 COPY = 2903 / 3350
 MEMORY_BY_SIZE = ((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9))
 
+# --- single operations of PyTorch 2.11 on one H100, of sizes that are not those of the steps in docs/gpus.md: 37
+# convolutions, 21 batch norms and 12 linear layers, forward and backward, in each type and memory format.
+
+# Speed of a product in float32 and in TF32, of that of others: cuDNN's kernels of float32, of which those of gradients
+# compute filters of several taps by transforms; weights' gradients in TF32, whose operands lie in the other order.
+CONVOLUTION, TAPS_GRADIENT, POINTS_GRADIENT = (0.73, 1.0), (1.2, 1.0), (0.47, 1.0)
+CONVOLUTION_WEIGHT, LINEAR_WEIGHT = 0.6, 0.8
+# Of the bandwidth, what kernels reach that change the memory order of images of 2 and of 4 bytes, and that sum columns.
+REORDER, COLUMN_SUM = {2: 0.67, 4: 0.85}, 0.5
+# Elements of a channel a second, forward and backward: a batch norm of planes has a block for each channel.
+CHANNEL_ITEMS_PER_S = 1.3e9, 0.6e9
+# Elements a second of PyTorch's own batch norm, which it takes where weights have 16 bits.
+NORM_ITEMS_PER_S = 1.8e11, 1.6e11
+
 # --- links: NCCL plans with 20 of 25 GB/s a link (NVIDIA/nccl, src/graph/topo.h); ports reach 23.5 of 25 GB/s
 # (aliyun/SimAI, calbusbw.h).
 LINK, NODE_LINK = 20 / 25, 23.5 / 25

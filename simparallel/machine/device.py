@@ -157,6 +157,7 @@ class DeviceWork(NamedTuple):
         products: the shapes of its matrix products, for devices with `matrix_units`.
         casts: bytes moved by each kernel that casts operands of the products.
         beside: bytes moved by other kernels of the operation, before and after the one that computes.
+        least_s: time [s] that the kernel takes at least, where it does not use all multiprocessors or all bandwidth.
     """
 
     name: str = ""
@@ -168,6 +169,7 @@ class DeviceWork(NamedTuple):
     products: tuple[MatrixProduct, ...] = ()
     casts: tuple[int, ...] = ()
     beside: int = 0
+    least_s: float = 0.0
 
     def with_operands(self, dtype: str) -> DeviceWork:
         """Return the operation with the operands that products have in a described type, see `ClusterSpec.dtype`.
@@ -310,7 +312,7 @@ class DeviceSpec:
 
     def device_s(self, work: DeviceWork) -> float:
         """Return the time [s] of an operation on the device alone; one of `op_costs` takes what was measured."""
-        name, flops, size_bytes, itemsize, results, is_product, products, casts, beside = work
+        name, flops, size_bytes, itemsize, results, is_product, products, casts, beside, least_s = work
         measured = self.op_costs.get(name)
         if measured is not None:
             return measured.time_s(flops, size_bytes, results)
@@ -328,7 +330,7 @@ class DeviceSpec:
         launch_s = 0.0 if self.host_costs else self.launch_s
         cast_s = sum(launch_s + moved / self._bytes_per_s(moved) for moved in casts)
         beside_s = beside / self._bytes_per_s(beside)
-        return launch_s + max(compute_s, memory_s) + cast_s + beside_s
+        return launch_s + max(compute_s, memory_s, least_s) + cast_s + beside_s
 
     def _bytes_per_s(self, size_bytes: int) -> float:
         """Return the bandwidth that an operation reaches which moves so many bytes."""

@@ -21,6 +21,7 @@ class MatrixProduct(NamedTuple):
     Attributes:
         kind: "product", "convolution" or "attention": which share of the peak it can reach.
         is_aligned: whether all rows in memory begin at multiples of 16 bytes.
+        speeds: its speed in float32 and in TF32, of that of other products.
     """
 
     batch: int
@@ -29,6 +30,7 @@ class MatrixProduct(NamedTuple):
     k: int
     kind: str = "product"
     is_aligned: bool = True
+    speeds: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,15 @@ class MatrixUnits:
         kind = products[0].kind if products else "product"
         if not products or not self.multiprocessors or kind == "attention":
             return flops / (peak * getattr(self, kind))
-        return sum(
-            _time_s(each, self.multiprocessors, peak * getattr(self, each.kind), bytes_per_s) for each in products
-        )
+        rates = ((each, peak * getattr(self, each.kind)) for each in products)
+        if itemsize > 2:
+            rates = ((each, rate * each.speeds[itemsize == 3]) for each, rate in rates)
+        return sum(_time_s(each, self.multiprocessors, rate, bytes_per_s) for each, rate in rates)
 
 
 @lru_cache(maxsize=1 << 16)
 def _time_s(product: MatrixProduct, multiprocessors: int, flops_per_s: float, bytes_per_s: float) -> float:
-    batch, m, n, k, _, is_aligned = product
+    batch, m, n, k, _, is_aligned, _ = product
     if not (batch and m and n and k):
         return 0.0
     rate = flops_per_s / multiprocessors * (1.0 if is_aligned else MISALIGNED)
