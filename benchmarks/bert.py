@@ -42,7 +42,11 @@ class Bert(sp.nn.Module):
         super().__init__()
         nn = sp.nn
         self.words, self.kinds = nn.Embedding(WORDS, width), nn.Embedding(KINDS, width)
-        self.positions, self.norm, self.dropout = nn.Embedding(POSITIONS, width), nn.LayerNorm(width), nn.Dropout(DROPOUT)
+        self.positions, self.norm, self.dropout = (
+            nn.Embedding(POSITIONS, width),
+            nn.LayerNorm(width),
+            nn.Dropout(DROPOUT),
+        )
         blocks = []
         for _ in range(layers):
             block = nn.TransformerEncoderLayer(width, heads, 4 * width, DROPOUT, "gelu", batch_first=True)

@@ -66,8 +66,9 @@ CONVOLUTION_WEIGHT, LINEAR_WEIGHT = 0.6, 0.8
 REORDER, COLUMN_SUM = {2: 0.67, 4: 0.85}, 0.5
 # Elements of a channel a second, forward and backward: a batch norm of planes has a block for each channel.
 CHANNEL_ITEMS_PER_S = 1.3e9, 0.6e9
-# Elements a second of PyTorch's own batch norm, which it takes where weights have 16 bits.
-NORM_ITEMS_PER_S = 1.8e11, 1.6e11
+# Of the bandwidth, forward and backward: PyTorch's own batch norm, which it takes where weights have 16 bits; and norms
+# of rows of 2 and of 4 bytes an item.
+OWN_BATCH_NORM, ROW_NORM = (0.37, 0.55), {2: 0.48, 4: 0.68}
 
 # --- links: NCCL plans with 20 of 25 GB/s a link (NVIDIA/nccl, src/graph/topo.h); ports reach 23.5 of 25 GB/s
 # (aliyun/SimAI, calbusbw.h).

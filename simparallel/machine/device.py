@@ -157,7 +157,8 @@ class DeviceWork(NamedTuple):
         products: the shapes of its matrix products, for devices with `matrix_units`.
         casts: bytes moved by each kernel that casts operands of the products.
         beside: bytes moved by other kernels of the operation, before and after the one that computes.
-        least_s: time [s] that the kernel takes at least, where it does not use all multiprocessors or all bandwidth.
+        share: of the bandwidth of other operations, what this one reaches.
+        least_s: time [s] that the kernel takes at least, where it has fewer blocks than a device has multiprocessors.
     """
 
     name: str = ""
@@ -169,6 +170,7 @@ class DeviceWork(NamedTuple):
     products: tuple[MatrixProduct, ...] = ()
     casts: tuple[int, ...] = ()
     beside: int = 0
+    share: float = 1.0
     least_s: float = 0.0
 
     def with_operands(self, dtype: str) -> DeviceWork:
@@ -312,14 +314,14 @@ class DeviceSpec:
 
     def device_s(self, work: DeviceWork) -> float:
         """Return the time [s] of an operation on the device alone; one of `op_costs` takes what was measured."""
-        name, flops, size_bytes, itemsize, results, is_product, products, casts, beside, least_s = work
+        name, flops, size_bytes, itemsize, results, is_product, products, casts, beside, share, least_s = work
         measured = self.op_costs.get(name)
         if measured is not None:
             return measured.time_s(flops, size_bytes, results)
         if flops == 0 and size_bytes == 0:
             return 0.0
         bytes_per_s = self._bytes_per_s(size_bytes)
-        memory_s = size_bytes / bytes_per_s
+        memory_s = size_bytes / (bytes_per_s * share)
         peak = self.peak(itemsize, is_product)
         if is_product and self.matrix_units is not None:
             compute_s = self.matrix_units.peak_s(flops, products, peak, bytes_per_s, itemsize)

@@ -17,7 +17,7 @@ from simparallel.backend import Array, fused
 from simparallel.base.checks import check_count
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
-from simparallel.machine.achieved import CHANNEL_ITEMS_PER_S, NORM_ITEMS_PER_S
+from simparallel.machine.achieved import CHANNEL_ITEMS_PER_S, OWN_BATCH_NORM
 from simparallel.machine.device import DeviceWork
 
 
@@ -119,14 +119,13 @@ class BatchNorm(AbstractNorm):
         self, work: DeviceWork, plan: Plan, needs: tuple[bool, ...] | None, memory_format: str
     ) -> DeviceWork:
         x, *affine = plan.inputs
-        items, is_backward = prod(x.shape), needs is not None
-        least_s = 0.0
+        if affine and affine[0].dtype.itemsize == 2:
+            work = work._replace(share=OWN_BATCH_NORM[needs is not None])
         if memory_format == "contiguous":
             # A block computes a channel.
-            least_s = items / x.shape[1] / CHANNEL_ITEMS_PER_S[is_backward]
-        if affine and affine[0].dtype.itemsize == 2:
-            least_s = max(least_s, items / NORM_ITEMS_PER_S[is_backward])
-        return work._replace(least_s=least_s)
+            rate = x.shape[1] * CHANNEL_ITEMS_PER_S[needs is not None]
+            work = work._replace(least_s=prod(x.shape) / rate if x.shape[1] else 0.0)
+        return work
 
     def _mean_over_groups(self, ctx: Context, mean: Array, var: Array) -> tuple[Array, Array]:
         """Average the statistics over the groups: the running statistics must be equal on every rank."""
