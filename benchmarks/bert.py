@@ -51,7 +51,7 @@ class Bert(sp.nn.Module):
         for _ in range(layers):
             block = nn.TransformerEncoderLayer(width, heads, 4 * width, DROPOUT, "gelu", batch_first=True)
             # BERT drops nothing between the two layers of its network.
-            block.dropout = nn.Identity()
+            block.dropout = nn.Dropout(0.0)
             if stores_scores:
                 block.self_attn = BertAttention(width, heads)
             blocks.append(block)

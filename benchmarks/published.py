@@ -92,11 +92,11 @@ class Run:
 def train(program: str, batch: int, length: int, is_mixed: bool, is_parallel: bool, micro_batches: int) -> None:
     """Take two training steps; the images have no data."""
     if program == "resnet50":
-        model = sp.models.resnet50(num_classes=1000)
+        model: sp.nn.Module = sp.models.resnet50(num_classes=1000)
         if is_mixed:
             sp.nn.auto_mixed_precision(model, "O2")
         x, y = sp.Tensor(uninitialized((batch, 3, 224, 224), np.float32)), np.zeros(batch, np.int64)
-        optimizer = sp.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        optimizer: sp.optim.Optimizer = sp.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     else:
         model = Bert(stores_scores=True, answers=program == "bert_squad")
         x, y = sp.Tensor(np.zeros((batch, length), np.int64)), np.zeros(batch * length, np.int64)
@@ -145,11 +145,12 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
 INTRODUCTION = """\
 # Published steps of ResNet-50 and BERT-large beside dry runs
 
-`sp.dry_run` predicts training steps as PyTorch users published them, on GPUs described by presets. `python -m benchmarks.published`
-writes this page from the tables in `figures/published/`, where each row has its source. No constant was fitted to these rows;
-those of images were fitted to single operations of PyTorch 2.11 on one H100, of other sizes than ResNet-50's. All stand, with their
-sources, in `simparallel/machine/achieved.py` (sha256 `{digest}`). [Published steps beside predictions](published.md) has those
-of GPTs, by closed forms.
+`sp.dry_run` predicts training steps that PyTorch's users published, on GPUs described by presets.
+`python -m benchmarks.published` writes this page from the tables in `figures/published/`, where each row has its source.
+No constant was fitted to these rows: those of convolutions and norms were fitted to single operations of PyTorch 2.11 on
+one H100, of other sizes than those of ResNet-50 and BERT-large (`tests/machine/h100_operations.json`). All stand, with
+their sources, in `simparallel/machine/achieved.py` (sha256 `{digest}`).
+[Published steps beside predictions](published.md) has those of GPTs, by closed forms.
 
 The error is the logarithm of the predicted time over the published one; the bias is its mean.
 """

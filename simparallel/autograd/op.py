@@ -352,7 +352,10 @@ class Op(Shardable, Reversible):
     def eager_kernels(
         self, work: DeviceWork, plan: Plan, needs: tuple[bool, ...] | None, memory_format: str
     ) -> DeviceWork:
-        """Return the work of the same kernels with what depends on how images lie in memory: by default as it is."""
+        """Return the work of the same kernels with what bytes and flops do not say: by default as it is.
+
+        Kernels beside them, which may depend on how images lie in memory, and what they reach, see `DeviceWork`.
+        """
         return work
 
     def cost(
