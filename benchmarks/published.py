@@ -153,9 +153,10 @@ INTRODUCTION = """\
 
 `sp.dry_run` predicts training steps that PyTorch's users published, on GPUs described by presets.
 `python -m benchmarks.published` writes this page from the tables in `figures/published/`, where each row has its
-source. No constant was fitted to these rows: those of convolutions and norms were fitted to single operations of PyTorch
-2.11 on one H100, of other sizes than those of ResNet-50 and BERT-large (`tests/machine/h100_operations.json`). All
-stand, with their sources, in `simparallel/machine/achieved.py` (sha256 `{digest}`).
+source. No constant was fitted to these rows: those of convolutions and norms were fitted to single operations of
+PyTorch 2.11 on one H100, of other sizes than those of ResNet-50 and BERT-large
+(`tests/machine/h100_operations.json`). All stand, with their sources, in `simparallel/machine/achieved.py`
+(sha256 `{digest}`).
 [Published steps beside predictions](published.md) has those of GPTs, by closed forms.
 
 The error is the logarithm of the predicted time over the published one; the bias is its mean.
