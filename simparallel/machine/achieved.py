@@ -20,7 +20,8 @@ TILE_S = 1.2e-6
 # Speed of a product whose rows in memory do not begin at multiples of 16 bytes.
 MISALIGNED = 0.5
 
-# Device -> the arguments of `MatrixUnits`: multiprocessors; shares of products, convolutions, attention, float32.
+# Device -> the arguments of `MatrixUnits`: multiprocessors; shares of products, convolutions, attention, float32; lanes
+# for float32, of data sheets.
 #
 # A100, products: the times of one block of a 22B model, forward and backward, on eight A100 (Korthikanti et al. 2022,
 # table 4, the median of five). Attention: FlashAttention-2 reaches 50 to 73 % (Dao 2023, arXiv 2307.08691, abstract).
@@ -35,12 +36,12 @@ MISALIGNED = 0.5
 # attention as on an H100.
 MATRIX_UNITS = {
     "a100": (108, 0.708, 0.708, 0.5, 0.77),
-    "h100": (132, 0.654, 0.654, 0.3, 0.77),
-    "h200": (132, 0.654, 0.654, 0.3, 0.77),
-    "b200": (148, 0.632, 0.632, 0.3, 0.77),
-    "gb200": (148, 0.594, 0.594, 0.3, 0.77),
-    "h20": (78, 0.708, 0.708, 0.5, 0.77),
-    "l40s": (142, 0.708, 0.708, 0.5, 0.77),
+    "h100": (132, 0.654, 0.654, 0.3, 0.77, 128),
+    "h200": (132, 0.654, 0.654, 0.3, 0.77, 128),
+    "b200": (148, 0.632, 0.632, 0.3, 0.77, 128),
+    "gb200": (148, 0.594, 0.594, 0.3, 0.77, 128),
+    "h20": (78, 0.708, 0.708, 0.5, 0.77, 128),
+    "l40s": (142, 0.708, 0.708, 0.5, 0.77, 128),
     "mi300x": (304, 0.419, 0.419, 0.3, 0.419),
     "ascend910": (32, 0.708, 0.708, 0.325, 0.77),
     "ascend910b": (24, 0.708, 0.708, 0.325, 0.77),

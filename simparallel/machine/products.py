@@ -43,6 +43,8 @@ class MatrixUnits:
         attention: of fused attention, of any shape.
         wide: of products of float32 and float64, but TF32, which run without units for matrices; convolutions and
             attention gain as much.
+        lanes: of each multiprocessor for float32; cuDNN's kernels of convolutions in float32 were written for 64, and
+            with 128 they reach less of the peak (`MatrixProduct.speeds`).
 
     Raises:
         ClusterError: a number out of range. Fact: `key`, the field.
@@ -53,10 +55,11 @@ class MatrixUnits:
     convolution: float
     attention: float
     wide: float
+    lanes: int = 64
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            low, high = (0, 1 << 20) if each.name == "multiprocessors" else (1e-6, 1.0)
+            low, high = (0, 1 << 20) if each.name in ("multiprocessors", "lanes") else (1e-6, 1.0)
             check_number("matrix units", each.name, getattr(self, each.name), low, high)
 
     def peak_s(
@@ -77,7 +80,7 @@ class MatrixUnits:
         if not products or not self.multiprocessors or kind == "attention":
             return flops / (peak * getattr(self, kind))
         rates = ((each, peak * getattr(self, each.kind)) for each in products)
-        if itemsize > 2:
+        if itemsize == 3 or (itemsize > 3 and self.lanes > 64):
             rates = ((each, rate * each.speeds[itemsize == 3]) for each, rate in rates)
         return sum(_time_s(each, self.multiprocessors, rate, bytes_per_s) for each, rate in rates)
 
