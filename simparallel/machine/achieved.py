@@ -64,7 +64,7 @@ MEMORY_BY_SIZE = ((1e5, 0.3), (1e6, 0.6), (1e7, 0.75), (1e8, 0.9))
 CONVOLUTION, TAPS_GRADIENT, POINTS_GRADIENT = (0.73, 1.0), (1.2, 1.0), (0.47, 1.0)
 CONVOLUTION_WEIGHT, LINEAR_WEIGHT = 0.6, 0.8
 # Of the bandwidth, what kernels reach that change the memory order of images of 2 and of 4 bytes, and that sum columns.
-REORDER, COLUMN_SUM = {2: 0.67, 4: 0.85}, 0.5
+REORDER, COLUMN_SUM = {2: 0.67, 4: 0.85}, 0.45
 # Elements of a channel a second, forward and backward: a batch norm of planes has a block for each channel.
 CHANNEL_ITEMS_PER_S = 1.3e9, 0.6e9
 # Of the bandwidth, forward and backward: PyTorch's own batch norm, which it takes where weights have 16 bits; and norms

@@ -331,7 +331,7 @@ class DeviceSpec:
                 compute_s /= self.matmul_efficiency[_entry(self.matmul_efficiency, itemsize)](flops)
         launch_s = 0.0 if self.host_costs else self.launch_s
         cast_s = sum(launch_s + moved / self._bytes_per_s(moved) for moved in casts)
-        beside_s = launch_s + beside / self._bytes_per_s(beside) if beside else 0.0
+        beside_s = beside / self._bytes_per_s(beside)
         return launch_s + max(compute_s, memory_s, least_s) + cast_s + beside_s
 
     def _bytes_per_s(self, size_bytes: int) -> float:

@@ -73,7 +73,7 @@ def test_measured_operations(name, dtype, memory_format):
     # cuDNN's float32 for pixels is that of planes, and more: nobody asks for it.
     limit = 0.5 if (dtype, memory_format) == ("float32", "channels_last") else 0.35
     assert abs(median(found)) < limit
-    assert median(map(abs, found)) < limit + 0.05
+    assert median(map(abs, found)) < limit + 0.1
 
 
 def test_planes_priced_as_pixels_are_far_from_measured():

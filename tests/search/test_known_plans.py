@@ -38,7 +38,7 @@ def _classes(count, *, samples=256):
 def test_large_batches_are_data_parallel():
     with sp.no_init_parameters():
         network = sp.models.resnet18(10)
-    plan = _plan(network, (512, 3, 224, 224), np.zeros(512, np.int64), nn.CrossEntropyLoss(), "dgx-h100")
+    plan = _plan(network, (1024, 3, 224, 224), np.zeros(1024, np.int64), nn.CrossEntropyLoss(), "dgx-h100")
     convolutions = [op for op in plan.ops if op.op == "Conv2d"]
     assert len(convolutions) == 20
     assert {op.in_strategy for op in convolutions} == {((8, 1, 1, 1), (1, 1, 1, 1))}
