@@ -35,17 +35,17 @@ MISALIGNED = 0.5
 # Assumed: L40S, H20 and NPUs as an A100, but attention of NPUs as by the first FlashAttention; B200, GB200 and MI300X
 # attention as on an H100.
 MATRIX_UNITS = {
-    "a100": (108, 0.708, 0.708, 0.5, 0.77),
+    "a100": (108, 0.708, 0.708, 0.5, 0.77, 64),
     "h100": (132, 0.654, 0.654, 0.3, 0.77, 128),
     "h200": (132, 0.654, 0.654, 0.3, 0.77, 128),
     "b200": (148, 0.632, 0.632, 0.3, 0.77, 128),
     "gb200": (148, 0.594, 0.594, 0.3, 0.77, 128),
     "h20": (78, 0.708, 0.708, 0.5, 0.77, 128),
     "l40s": (142, 0.708, 0.708, 0.5, 0.77, 128),
-    "mi300x": (304, 0.419, 0.419, 0.3, 0.419),
-    "ascend910": (32, 0.708, 0.708, 0.325, 0.77),
-    "ascend910b": (24, 0.708, 0.708, 0.325, 0.77),
-    "ascend910c": (48, 0.708, 0.708, 0.325, 0.77),
+    "mi300x": (304, 0.419, 0.419, 0.3, 0.419, 64),
+    "ascend910": (32, 0.708, 0.708, 0.325, 0.77, 64),
+    "ascend910b": (24, 0.708, 0.708, 0.325, 0.77, 64),
+    "ascend910c": (48, 0.708, 0.708, 0.325, 0.77, 64),
 }
 # A device of which nothing but its peak is known: the same share for every shape, which makes the block of table 4
 # right, and the first FlashAttention, 25 to 40 % (Dao 2023, arXiv 2307.08691, abstract).
