@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.bert import Bert
 from benchmarks.contest import Result, measure, table
 from benchmarks.step import LEARNING_RATE, TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
 from simparallel import models
@@ -74,7 +75,9 @@ def _llama(
 
 
 # With AdamW; predicted alone.
+BERT = Task("BERT-large, T 128, batch 32", Bert, "", 32, (128, 30_522), tokens)
 TRANSFORMERS = (
+    BERT,
     _llama(16, 2048, 16, 16, 5504, 2048, 1),
     _llama(16, 2048, 16, 16, 5504, 2048, 4),
     _llama(16, 2048, 16, 16, 5504, 2048, 4, is_again=True),
@@ -162,7 +165,7 @@ def tell_described(cluster: str, names: list[str] | None = None) -> None:
     rows: list[tuple[str, ...]] = [("training step", "type", "predicted", "allocated")]
     for task in chosen_tasks(names, (*TASKS, *TRANSFORMERS)):
         optimizer_type = sp.optim.AdamW if task in TRANSFORMERS else sp.optim.SGD
-        for dtype in ("bfloat16",) if task in TRANSFORMERS else TYPES:
+        for dtype in ("bfloat16",) if task in TRANSFORMERS[1:] else TYPES:
             ours, spec = task.ours, describe(1, cluster, dtype="float32" if dtype == "autocast" else dtype)
             if dtype == "autocast":
                 ours = partial(_mixed, ours)

@@ -305,13 +305,13 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 ```
 
 ```
-174.6 billion parameters on 384 GPUs: 75.1 s a step
-bubble 2.7%, MFU 37.6%, HFU 50.1%
+174.6 billion parameters on 384 GPUs: 77.2 s a step
+bubble 2.7%, MFU 36.6%, HFU 48.7%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
-dgx-a100: 75.1 s, MFU 37.6%
-dgx-h100: 28.7 s, MFU 31.0%
-h200-8: 27.9 s, MFU 32.0%
-ascend910b-8: 61.3 s, MFU 38.2%
+dgx-a100: 77.4 s, MFU 36.5%
+dgx-h100: 29.9 s, MFU 29.8%
+h200-8: 28.7 s, MFU 31.1%
+ascend910b-8: 64.1 s, MFU 36.6%
 ```
 """
 

@@ -334,7 +334,8 @@ show(ax, "mixes")
 
 # %% [markdown]
 # Tensor parallelism for 64 rows, data parallelism for 65536. The messages of data parallelism are as large as the
-# matrices, those of tensor parallelism as large as the rows of the batch. For 16384 rows, a mix is best, by a hair.
+# matrices, those of tensor parallelism as large as the rows of the batch. For 16384 rows, a mix is as good, within a
+# thousandth.
 #
 # No plan is faster than the searched one. That is not certain: the search adds prices, and estimates how much of the
 # sums of gradients backward hides. The dry run knows it. "Optimal in the model" is a statement about the sum of these
@@ -342,7 +343,8 @@ show(ax, "mixes")
 
 # %%
 fastest = [min(MIXES, key=lambda name: times[name][i]) for i in range(len(BATCHES))]
-assert fastest == ["tensor parallel", "tensor parallel", "tensor parallel", "4 x 2", "data parallel"]
+assert fastest == ["tensor parallel", "tensor parallel", "tensor parallel", "data parallel", "data parallel"]
+assert times["4 x 2"][3] < 1.002 * times["data parallel"][3]
 ratios = [times["searched"][i] / min(times[name][i] for name in MIXES) for i in range(len(BATCHES))]
 assert max(ratios) < 1 + 1e-9
 

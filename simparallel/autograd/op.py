@@ -349,8 +349,22 @@ class Op(Shardable, Reversible):
             moved = whole.work.size_bytes * narrow.tensor_bytes // max(whole.tensor_bytes, 1)
         return replace(narrow, work=plan.work._replace(size_bytes=moved))
 
+    def eager_kernels(
+        self, work: DeviceWork, plan: Plan, needs: tuple[bool, ...] | None, memory_format: str
+    ) -> DeviceWork:
+        """Return the work of the same kernels with what bytes and flops do not say: by default as it is.
+
+        Kernels beside them, which may depend on how images lie in memory, and what they reach, see `DeviceWork`.
+        """
+        return work
+
     def cost(
-        self, plan: Plan, software: str, needs: tuple[bool, ...] | None = None, dtype: str = "float32"
+        self,
+        plan: Plan,
+        software: str,
+        needs: tuple[bool, ...] | None = None,
+        dtype: str = "float32",
+        memory_format: str = "contiguous",
     ) -> DeviceWork:
         """Return what forward, or with `needs` backward, costs a device with this software.
 
@@ -358,7 +372,7 @@ class Op(Shardable, Reversible):
 
         Args:
             plan: of the call.
-            software: see `DeviceSpec`; "fused" is priced as "eager", with a note.
+            software, memory_format: see `DeviceSpec`; "fused" is priced as "eager", with a note.
             needs: for each input whether its gradient is wanted.
             dtype: see `ClusterSpec`.
 
@@ -376,7 +390,8 @@ class Op(Shardable, Reversible):
             work = plan.work if needs is None else self.work_backward(needs, plan.work)
         name, output = self.name if needs is None else self.backward_name, plan.output
         found = DeviceWork(name, *work, output.dtype.itemsize, prod(output.shape), self.is_matrix_product, products)
-        return found.with_operands(dtype)
+        found = found.with_operands(dtype)
+        return found if software == "plain" else self.eager_kernels(found, plan, needs, memory_format)
 
     # --- a call -------------------------------------------------------------------------------
 

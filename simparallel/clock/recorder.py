@@ -357,7 +357,8 @@ class Recorder:
 
     def price_of(self, op: Op, plan: Plan, needs: tuple[bool, ...] | None = None) -> WorkPrice:
         """Return the price of an op's forward, or with `needs` of its backward for these gradients."""
-        return self.price(op.cost(plan, self.cluster.device.software, needs, self.cluster.dtype))
+        device = self.cluster.device
+        return self.price(op.cost(plan, device.software, needs, self.cluster.dtype, device.memory_format))
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: WorkPrice, layer: str = ""

@@ -81,8 +81,9 @@ class Measured(NamedTuple):
 
 # What `DeviceSpec.host_costs` calls the reads of values and the copies of host arrays.
 READ, COPY = "read of a value", "copy to the device"
-# What runs the operations of a device, see `DeviceSpec.software`.
+# What runs the operations of a device, see `DeviceSpec.software`, and how images lie in its memory.
 SOFTWARE = ("plain", "eager", "fused")
+MEMORY_FORMATS = ("contiguous", "channels_last")
 # Type of a described device -> bytes of each float32 item of a program there, and of the operands of its products. TF32
 # is float32 that products round to 19 bits.
 DTYPES = {"float32": (4, 4), "tf32": (4, 3), "bfloat16": (2, 2), "float16": (2, 2), "float8": (2, 1)}
@@ -155,6 +156,9 @@ class DeviceWork(NamedTuple):
         is_product: whether the flops are those of a matrix product.
         products: the shapes of its matrix products, for devices with `matrix_units`.
         casts: bytes moved by each kernel that casts operands of the products.
+        beside: bytes moved by other kernels of the operation, before and after the one that computes.
+        share: of the bandwidth of other operations, what this one reaches.
+        least_s: time [s] that the kernel takes at least, where it has fewer blocks than a device has multiprocessors.
     """
 
     name: str = ""
@@ -165,6 +169,9 @@ class DeviceWork(NamedTuple):
     is_product: bool = False
     products: tuple[MatrixProduct, ...] = ()
     casts: tuple[int, ...] = ()
+    beside: int = 0
+    share: float = 1.0
+    least_s: float = 0.0
 
     def with_operands(self, dtype: str) -> DeviceWork:
         """Return the operation with the operands that products have in a described type, see `ClusterSpec.dtype`.
@@ -223,6 +230,8 @@ class DeviceSpec:
             today's frameworks, one for an operation: attention that stores no scores, norms that read their input
             twice (`Op.eager_work`); or "fused", those of a compiler that joins neighbours, which only closed forms
             know, and which a run takes as "eager".
+        memory_format: how images lie in memory, for software but "plain": "contiguous", plane by plane (NCHW), as
+            PyTorch has them by default, or "channels_last", pixel by pixel (NHWC), as tensor cores take them.
         matrix_units: what computes matrix products, by their shapes, in place of `matmul_efficiency`; None for products
             that depend on their flops alone.
         sources: field -> where its numbers come from: "data sheet", "measured" or "assumed", and a text after a colon.
@@ -245,6 +254,7 @@ class DeviceSpec:
     op_start_s: float = 0.0
     host_waits: tuple[str, ...] = ()
     software: str = "plain"
+    memory_format: str = "contiguous"
     matrix_units: MatrixUnits | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -262,6 +272,7 @@ class DeviceSpec:
             check_number(owner, name, getattr(self, name))
         check_number(owner, "op_start_s", self.op_start_s, 0.0)
         check_known(owner, "software", self.software, SOFTWARE)
+        check_known(owner, "memory_format", self.memory_format, MEMORY_FORMATS)
         check_sources(owner, self.sources, (each.name for each in fields(self)[1:-1] if each.name != "notes"))
 
     def peak(self, itemsize: int, is_product: bool = True) -> float:
@@ -303,14 +314,14 @@ class DeviceSpec:
 
     def device_s(self, work: DeviceWork) -> float:
         """Return the time [s] of an operation on the device alone; one of `op_costs` takes what was measured."""
-        name, flops, size_bytes, itemsize, results, is_product, products, casts = work
+        name, flops, size_bytes, itemsize, results, is_product, products, casts, beside, share, least_s = work
         measured = self.op_costs.get(name)
         if measured is not None:
             return measured.time_s(flops, size_bytes, results)
         if flops == 0 and size_bytes == 0:
             return 0.0
         bytes_per_s = self._bytes_per_s(size_bytes)
-        memory_s = size_bytes / bytes_per_s
+        memory_s = size_bytes / (bytes_per_s * share)
         peak = self.peak(itemsize, is_product)
         if is_product and self.matrix_units is not None:
             compute_s = self.matrix_units.peak_s(flops, products, peak, bytes_per_s, itemsize)
@@ -320,7 +331,8 @@ class DeviceSpec:
                 compute_s /= self.matmul_efficiency[_entry(self.matmul_efficiency, itemsize)](flops)
         launch_s = 0.0 if self.host_costs else self.launch_s
         cast_s = sum(launch_s + moved / self._bytes_per_s(moved) for moved in casts)
-        return launch_s + max(compute_s, memory_s) + cast_s
+        beside_s = beside / self._bytes_per_s(beside)
+        return launch_s + max(compute_s, memory_s, least_s) + cast_s + beside_s
 
     def _bytes_per_s(self, size_bytes: int) -> float:
         """Return the bandwidth that an operation reaches which moves so many bytes."""

@@ -21,6 +21,7 @@ class MatrixProduct(NamedTuple):
     Attributes:
         kind: "product", "convolution" or "attention": which share of the peak it can reach.
         is_aligned: whether all rows in memory begin at multiples of 16 bytes.
+        speeds: its speed in float32 and in TF32, of that of other products.
     """
 
     batch: int
@@ -29,6 +30,7 @@ class MatrixProduct(NamedTuple):
     k: int
     kind: str = "product"
     is_aligned: bool = True
+    speeds: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class MatrixUnits:
         attention: of fused attention, of any shape.
         wide: of products of float32 and float64, but TF32, which run without units for matrices; convolutions and
             attention gain as much.
+        lanes: of each multiprocessor for float32; cuDNN's kernels of convolutions in float32 were written for 64, and
+            with 128 they reach less of the peak (`MatrixProduct.speeds`).
 
     Raises:
         ClusterError: a number out of range. Fact: `key`, the field.
@@ -51,10 +55,11 @@ class MatrixUnits:
     convolution: float
     attention: float
     wide: float
+    lanes: int = 64
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            low, high = (0, 1 << 20) if each.name == "multiprocessors" else (1e-6, 1.0)
+            low, high = (0, 1 << 20) if each.name in ("multiprocessors", "lanes") else (1e-6, 1.0)
             check_number("matrix units", each.name, getattr(self, each.name), low, high)
 
     def peak_s(
@@ -74,14 +79,15 @@ class MatrixUnits:
         kind = products[0].kind if products else "product"
         if not products or not self.multiprocessors or kind == "attention":
             return flops / (peak * getattr(self, kind))
-        return sum(
-            _time_s(each, self.multiprocessors, peak * getattr(self, each.kind), bytes_per_s) for each in products
-        )
+        rates = ((each, peak * getattr(self, each.kind)) for each in products)
+        if itemsize == 3 or (itemsize > 3 and self.lanes > 64):
+            rates = ((each, rate * each.speeds[itemsize == 3]) for each, rate in rates)
+        return sum(_time_s(each, self.multiprocessors, rate, bytes_per_s) for each, rate in rates)
 
 
 @lru_cache(maxsize=1 << 16)
 def _time_s(product: MatrixProduct, multiprocessors: int, flops_per_s: float, bytes_per_s: float) -> float:
-    batch, m, n, k, _, is_aligned = product
+    batch, m, n, k, _, is_aligned, _ = product
     if not (batch and m and n and k):
         return 0.0
     rate = flops_per_s / multiprocessors * (1.0 if is_aligned else MISALIGNED)

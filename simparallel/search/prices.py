@@ -301,7 +301,8 @@ class Prices:
         )
 
     def _op(self, call: OpCall, needs: tuple[bool, ...] | None = None) -> TimedCompute:
-        return self._work(call.op.cost(call.local, self.cluster.device.software, needs, self.cluster.dtype))
+        device, dtype = self.cluster.device, self.cluster.dtype
+        return self._work(call.op.cost(call.local, device.software, needs, dtype, device.memory_format))
 
     def _work(self, work: DeviceWork) -> TimedCompute:
         device = self.cluster.device

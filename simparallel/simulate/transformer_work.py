@@ -23,6 +23,7 @@ from simparallel.autograd.ops.loss import CrossEntropy
 from simparallel.autograd.ops.matmul import Linear
 from simparallel.autograd.ops.norm import LayerNorm, RMSNorm
 from simparallel.autograd.ops.shape import Permute
+from simparallel.machine.achieved import COLUMN_SUM
 from simparallel.machine.device import DeviceWork
 from simparallel.machine.products import MatrixProduct
 from simparallel.simulate.transformer import TrainingPlan, Weight
@@ -261,7 +262,7 @@ def _kernels(itemsize: int, software: str, op: Op, *shapes: tuple[int, ...]) -> 
     if not isinstance(op, (Linear, LayerNorm, RMSNorm)):
         return kernels(), kernels(*floats), ()
     # A kernel of its own sums the gradient of a bias.
-    bias = (of_bytes(plan.output.size_bytes),) * (isinstance(op, Linear) and len(shapes) > 2)
+    bias = (of_bytes(round(plan.output.size_bytes / COLUMN_SUM)),) * (isinstance(op, Linear) and len(shapes) > 2)
     return kernels(), kernels(True, *[False] * (len(shapes) - 1)), (*kernels(False, True), *bias)
 
 

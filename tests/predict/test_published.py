@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from benchmarks import published as programs
 from simparallel.machine.cluster import describe
 from simparallel.simulate.transformer import GPTShape
 from simparallel.simulate.transformer_memory import MEGATRON_ADAM
@@ -48,6 +49,27 @@ def test_page_has_what_is_predicted(rows):
 def test_page_is_what_the_script_writes(rows):
     """If it is not: python figures/published.py."""
     assert published.PAGE.read_text() == published.page(rows)
+
+
+def test_tables_of_programs_are_whole():
+    for table in programs.tables():
+        assert all(table[key] for key in ("url", "where", "checked", "software", "assumed"))
+        for row in table["rows"]:
+            assert row["hardware"] in programs.HARDWARE
+            assert row["type"] in ("mixed", "tf32")
+            assert 1 <= row["gpus"] <= 8
+            # Within a factor of 20 of the slowest: a slip of a digit would show.
+            assert 20 < row["samples_per_s"] / row["gpus"] < 4000
+    assert len(programs.runs()) > 80
+
+
+def test_page_of_programs_has_what_is_predicted():
+    """The digest, the prose, and two cheap rows; `python -m benchmarks.published` predicts all, in two minutes."""
+    text = programs.PAGE.read_text()
+    assert programs.INTRODUCTION.format(digest=programs.digest()) in text
+    assert programs.READING in text
+    first = [row for row in programs.runs() if row.program == "resnet50" and row.gpus == 1][:2]
+    assert [line for line in list(programs.markdown((), [row.line() for row in first]))[2:] if line not in text] == []
 
 
 # Tables have columns that follow from others: a slip in copying would show.

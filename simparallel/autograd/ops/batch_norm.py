@@ -17,6 +17,8 @@ from simparallel.backend import Array, fused
 from simparallel.base.checks import check_count
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
+from simparallel.machine.achieved import CHANNEL_ITEMS_PER_S, OWN_BATCH_NORM
+from simparallel.machine.device import DeviceWork
 
 
 class AbstractNorm(Op):
@@ -112,6 +114,18 @@ class BatchNorm(AbstractNorm):
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
         # x in its own type, and the mean and 1 / sqrt(var + eps) of each channel.
         return (0,), 8 * plan.sizes["c"]
+
+    def eager_kernels(
+        self, work: DeviceWork, plan: Plan, needs: tuple[bool, ...] | None, memory_format: str
+    ) -> DeviceWork:
+        x, *affine = plan.inputs
+        if affine and affine[0].dtype.itemsize == 2:
+            work = work._replace(share=OWN_BATCH_NORM[needs is not None])
+        if memory_format == "contiguous":
+            # A block computes a channel.
+            rate = x.shape[1] * CHANNEL_ITEMS_PER_S[needs is not None]
+            work = work._replace(least_s=prod(x.shape) / rate if x.shape[1] else 0.0)
+        return work
 
     def _mean_over_groups(self, ctx: Context, mean: Array, var: Array) -> tuple[Array, Array]:
         """Average the statistics over the groups: the running statistics must be equal on every rank."""

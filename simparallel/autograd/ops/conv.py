@@ -13,12 +13,14 @@ from simparallel.arrays.host.arrays import HostArrays
 from simparallel.arrays.host.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Plan, instance
-from simparallel.autograd.ops.matmul import AbstractProduct
+from simparallel.autograd.ops.matmul import AbstractProduct, are_aligned
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
 from simparallel.base.checks import check_choice, check_integer
 from simparallel.errors import InputError, ShapeError
+from simparallel.machine.achieved import CONVOLUTION, CONVOLUTION_WEIGHT, POINTS_GRADIENT, REORDER, TAPS_GRADIENT
+from simparallel.machine.device import DeviceWork
 from simparallel.machine.products import MatrixProduct
 
 METHODS = ("auto", "direct", "winograd")
@@ -114,7 +116,34 @@ class Conv2d(AbstractProduct):
 
     def product(self, plan: Plan) -> MatrixProduct:
         w, y, groups = plan.inputs[1].shape, plan.output.shape, max(plan.sizes.get("g", 1), 1)
-        return MatrixProduct(groups, y[0] * prod(y[2:]), w[0] // groups, prod(w[1:]), "convolution")
+        is_aligned = are_aligned(plan.output, w[1])
+        return MatrixProduct(groups, y[0] * prod(y[2:]), w[0] // groups, prod(w[1:]), "convolution", is_aligned)
+
+    def products(self, plan: Plan, needs: tuple[bool, ...] | None = None) -> tuple[MatrixProduct, ...]:
+        forward = self.product(plan)._replace(speeds=CONVOLUTION)
+        if needs is None:
+            return (forward,)
+        # Implicit products: the gradient of a pixel is a sum over the filters and the taps that meet it.
+        x, w = plan.inputs[0].shape, plan.inputs[1].shape
+        batch, m, n, k, *_ = forward
+        pixels = x[0] * prod(x[2:])
+        wide, tf32 = TAPS_GRADIENT if w[2:] != (1, 1) and self.stride == (1, 1) else POINTS_GRADIENT
+        image = forward._replace(m=pixels, n=w[1], k=-(-m * n * k // max(pixels * w[1], 1)), speeds=(wide, tf32))
+        weight = forward._replace(m=k, k=m, speeds=(wide, CONVOLUTION_WEIGHT))
+        return tuple(each for each, need in zip((image, weight), needs, strict=False) if need)
+
+    def eager_kernels(
+        self, work: DeviceWork, plan: Plan, needs: tuple[bool, ...] | None, memory_format: str
+    ) -> DeviceWork:
+        # Tensor cores take pixels, but a filter of one pixel is a product of planes whose rows are aligned.
+        w, y = plan.inputs[1].shape, plan.output
+        is_product = w[2:] == self.stride == (1, 1) and prod(y.shape[2:]) * y.dtype.itemsize % 16 == 0
+        found = super().eager_kernels(work, plan, needs, memory_format)
+        if memory_format != "contiguous" or work.itemsize > 3 or is_product:
+            return found
+        # Each product reads its operands and writes its result in another order.
+        moved = 2 * plan.work.size_bytes * (1 if needs is None else sum(needs[:2]))
+        return found._replace(beside=found.beside + round(moved / REORDER[y.dtype.itemsize]))
 
     def _by_winograd(self, arrays: HostArrays, x: Array, w: Array, dtype: np.dtype) -> bool:
         is_possible = (

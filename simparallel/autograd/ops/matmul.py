@@ -15,6 +15,8 @@ from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array
 from simparallel.errors import InputError
+from simparallel.machine.achieved import COLUMN_SUM, LINEAR_WEIGHT
+from simparallel.machine.device import DeviceWork
 from simparallel.machine.products import MatrixProduct
 
 # With at most this many rows and more than this many outputs, `Linear` computes w @ x.T instead of x @ w.T.
@@ -61,17 +63,19 @@ class AbstractProduct(Op):
         if needs is None:
             return (forward,)
         _, m, n, k, *_ = forward
-        gradients = forward._replace(n=k, k=n), forward._replace(m=k, k=m)
+        gradients = forward._replace(n=k, k=n), forward._replace(m=k, k=m, speeds=(1.0, LINEAR_WEIGHT))
         return tuple(each for each, need in zip(gradients, needs, strict=False) if need)
 
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
         # Also of float16, which convolutions here convert.
         return (0, 1), 0
 
-    def eager_work_backward(self, needs: tuple[bool, ...], plan: Plan) -> Work:
+    def eager_kernels(
+        self, work: DeviceWork, plan: Plan, needs: tuple[bool, ...] | None, memory_format: str
+    ) -> DeviceWork:
         # A kernel of its own sums dy for the bias.
-        work = self.work_backward(needs, plan.work)
-        return Work(work.flops, work.size_bytes + plan.output.size_bytes * any(needs[2:]))
+        has_sum = needs is not None and any(needs[2:])
+        return work._replace(beside=round(plan.output.size_bytes / COLUMN_SUM)) if has_sum else work
 
 
 class MatMul(AbstractProduct):

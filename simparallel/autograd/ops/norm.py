@@ -19,6 +19,8 @@ from simparallel.backend import Array, fused
 from simparallel.base.checks import check_count
 from simparallel.errors import ShapeError
 from simparallel.layout.rule import dim_names
+from simparallel.machine.achieved import ROW_NORM
+from simparallel.machine.device import DeviceWork
 
 
 class AbstractRowNorm(AbstractNorm):
@@ -72,6 +74,11 @@ class AbstractRowNorm(AbstractNorm):
     def eager_work(self, plan: Plan) -> Work:
         # A row stays in on-chip memory between its statistics and its result.
         return Work(plan.work.flops, 2 * plan.inputs[0].size_bytes)
+
+    def eager_kernels(
+        self, work: DeviceWork, plan: Plan, needs: tuple[bool, ...] | None, memory_format: str
+    ) -> DeviceWork:
+        return work._replace(share=ROW_NORM.get(plan.inputs[0].dtype.itemsize, 1.0))
 
     def eager_keeps(self, plan: Plan) -> tuple[tuple[int, ...], int]:
         # Statistics of each row in float32.
