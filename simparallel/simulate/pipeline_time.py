@@ -109,7 +109,9 @@ def _makespan(
     if begin is None:
         begin = PassTime()
         works = [{kind: PassTime.of(work.device_ps) for kind, work in each.items()} for each in works]
-    timed = copy(_graph(name, ranks, microbatches, chunks))
+    graph = _graph(name, ranks, microbatches, chunks)
+    timed = copy(graph)
+    timed.topological_order = graph.topological_order
     # Nothing makes an interpreter wait, so what it has started ends no earlier than its own clock says.
     hosts, durations, earliest = [begin.host_ps] * ranks, [], []
     for rank, _, (stage, kind, _) in timed.each:
