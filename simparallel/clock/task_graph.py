@@ -73,7 +73,9 @@ class TaskGraph:
 
     @cached_property
     def topological_order(self) -> list[int]:
-        """The tasks, each after those that it waits for (Kahn 1962); it holds for any durations. Read it once all tasks are there.
+        """The tasks, each after those that it waits for (Kahn 1962); read it once all tasks are there.
+
+        It holds for any durations.
 
         Raises:
             DeadlockError: tasks wait for each other; a pipeline's schedule raises ScheduleError.
