@@ -29,7 +29,7 @@ def solve(
         DeadlockError: tasks wait for each other; a pipeline's schedule raises ScheduleError.
         InputError: a factor below 1.
 
-    Cost: about 1 us a task, half of it for the order, which the graph keeps; with the options 5 us, and 30 us more for
+    Cost: about 1 us a task, half a microsecond once the graph knows its order; with the options 5 us, and 30 us more for
     one that meets others on a link.
     """
     if links is not None or interference != NONE:
