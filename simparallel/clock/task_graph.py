@@ -71,40 +71,9 @@ class TaskGraph:
                 after[other].append(task)
         return after
 
-    @cached_property
-    def topological_order(self) -> list[int]:
-        """The tasks, each after those that it waits for (Kahn 1962); read it once all tasks are there.
-
-        It holds for any durations.
-
-        Raises:
-            DeadlockError: tasks wait for each other; a pipeline's schedule raises ScheduleError.
-        """
-        after, missing = self.after, list(map(len, self.before))
-        order = [task for task, count in enumerate(missing) if not count]
-        for task in order:
-            for other in after[task]:
-                missing[other] -= 1
-                if not missing[other]:
-                    order.append(other)
-        if len(order) < len(missing):
-            raise self.deadlock(_cycle(self.before, missing))
-        return order
-
     def deadlock(self, cycle: Sequence[int]) -> SimParallelError:
         """Return the error for tasks of which each waits for the next, and the last for the first."""
         return DeadlockError(f"Tasks {', '.join(map(str, cycle))} wait for each other.")
-
-
-def _cycle(before: Sequence[Sequence[int]], missing: Sequence[int]) -> list[int]:
-    """Return tasks of which each waits for the next, and the last for the first; `missing` is 0 for those that ran."""
-    task = next(task for task, count in enumerate(missing) if count)
-    # Task -> its place on the path. Each task left has one before it that is left, so the path comes back to a task.
-    path: dict[int, int] = {}
-    while task not in path:
-        path[task] = len(path)
-        task = next(other for other in before[task] if missing[other])
-    return list(path)[path[task] :]
 
 
 class ProgramGraph(TaskGraph):

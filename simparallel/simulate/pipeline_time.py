@@ -111,7 +111,7 @@ def _makespan(
         works = [{kind: PassTime.of(work.device_ps) for kind, work in each.items()} for each in works]
     graph = _graph(name, ranks, microbatches, chunks)
     timed = copy(graph)
-    timed.topological_order = graph.topological_order
+    timed.after = graph.after
     # Nothing makes an interpreter wait, so what it has started ends no earlier than its own clock says.
     hosts, durations, earliest = [begin.host_ps] * ranks, [], []
     for rank, _, (stage, kind, _) in timed.each:
