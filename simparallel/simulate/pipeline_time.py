@@ -134,6 +134,9 @@ def _makespan(
         {FORWARD: f, INPUT_GRADIENT: i, WEIGHT_GRADIENT: w, BACKWARD: i.then(w)} for f, i, w in (p.each for p in passes)
     ]
     timed = copy(_graph(name, ranks, microbatches, chunks))
+    graph = _graph(name, ranks, microbatches, chunks)
+    timed = copy(graph)
+    timed.after = graph.after
     # Nothing makes an interpreter wait, so what it has started ends no earlier than its own clock says.
     hosts, durations, earliest = [begin.host_ps] * ranks, [], []
     for rank, _, (stage, kind, number) in timed.each:

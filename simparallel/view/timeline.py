@@ -164,7 +164,8 @@ def points_per_unit(ax: Axes) -> float:
     """Return the points (1/72 inch, the unit of text) per unit of the time axis."""
     figure: Any = ax.figure
     # Run the layout first: it decides the width of the axes.
-    figure.draw_without_rendering()
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
     left, right = ax.get_xlim()
     return float(ax.get_window_extent().width * 72 / figure.dpi / (right - left))
 

@@ -21,9 +21,14 @@ from simparallel.backend import in_memory_order, to_host
 from simparallel.base import dry_arrays
 
 ROOT = Path(simparallel.__file__).parent
-TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 SEAM = "arrays/", "comm/gpu/"
 QUESTIONS = {"is_on_gpu", "gpu_of"}
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """Each file of the package, parsed."""
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 
 
 def forks(tree: ast.AST) -> list[str]:
@@ -45,20 +50,20 @@ def questions(tree: ast.AST) -> list[str]:
     return found
 
 
-def test_autograd_does_not_fork_on_types_of_arrays() -> None:
+def test_autograd_does_not_fork_on_types_of_arrays(trees: dict[str, ast.Module]) -> None:
     """What is left: an argument that may be an array, and the value of a loss, which every step reads."""
-    found = {file: places for file, tree in TREES.items() if file.startswith("autograd/") and (places := forks(tree))}
+    found = {file: places for file, tree in trees.items() if file.startswith("autograd/") and (places := forks(tree))}
     assert sum(map(len, found.values())) <= 2, found
 
 
-def test_kernels_do_not_fork_on_types_of_arrays() -> None:
-    found = {file: places for file, tree in TREES.items() if file.startswith("arrays/") and (places := forks(tree))}
+def test_kernels_do_not_fork_on_types_of_arrays(trees: dict[str, ast.Module]) -> None:
+    found = {file: places for file, tree in trees.items() if file.startswith("arrays/") and (places := forks(tree))}
     assert sum(map(len, found.values())) <= 1, found
 
 
-def test_few_files_ask_for_gpus() -> None:
+def test_few_files_ask_for_gpus(trees: dict[str, ast.Module]) -> None:
     """The array libraries, ranks and calibrations of GPUs, and captured steps."""
-    found = {file: q for file, tree in TREES.items() if not file.startswith(SEAM) and (q := questions(tree))}
+    found = {file: q for file, tree in trees.items() if not file.startswith(SEAM) and (q := questions(tree))}
     assert len(found) <= 5, found
 
 
@@ -70,11 +75,11 @@ def test_forks_and_questions_are_found() -> None:
     assert len(questions(ast.parse(source))) == 3
 
 
-def test_cupy_is_not_changed() -> None:
+def test_cupy_is_not_changed(trees: dict[str, ast.Module]) -> None:
     """No file of the package sets an attribute of an array library."""
     targets = [
         ast.unparse(target)
-        for tree in TREES.values()
+        for tree in trees.values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign)
         for target in node.targets

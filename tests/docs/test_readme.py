@@ -19,7 +19,7 @@ RUNNING = (ROOT / "docs" / "running.md").read_text()
 
 
 def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(folder)}
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 

@@ -45,8 +45,8 @@ def test_recipes_are_found() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_works_as_written(name: str, tmp_path: Path) -> None:
     """Its command passes with the code and its record, and without the record a test fails."""
-    shutil.copytree(ROOT / "simparallel", tmp_path / "simparallel")  # compiled: that takes longer than the tests
-    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("simparallel", "tests"):  # compiled: that takes longer than the tests
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     for file in ("setup.cfg", "pyproject.toml", "pytest_simparallel.py"):
         shutil.copy(ROOT / file, tmp_path)
     (command,) = re.findall(r"^`(pytest .*?)` checks it", RECIPES[name], re.MULTILINE)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import simparallel as sp
+from simparallel.base.blas import THREAD_VARIABLES
 
 pytestmark = pytest.mark.process
 TESTS = Path(__file__).parent.parent
@@ -69,7 +70,7 @@ rank.main(json.dumps(asdict(config)))
 def started(start: str, before_init: str = "") -> list[str]:
     """Start ranks in one way; return what they saw."""
     program = HEAD + STARTS[start].replace("sp.init()", before_init + "sp.init()")
-    inherited = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    inherited = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**inherited, "PYTHONPATH": str(TESTS.parent)}, capture_output=True, text=True, timeout=60,

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import find, given, settings, strategies as st
+from hypothesis import Phase, find, given, settings, strategies as st
 
 import simparallel as sp
 from simparallel.layout.mesh import Mesh
@@ -20,7 +20,8 @@ from simparallel.testing.strategies import (
     strategies_for,
 )
 
-SMALL = settings(max_examples=20, database=None, derandomize=True)
+# Without the phase "explain", which takes longer than all others.
+SMALL = settings(max_examples=20, database=None, derandomize=True, phases=(Phase.generate, Phase.shrink))
 
 
 @given(st.integers(1, 24).flatmap(lambda n: st.tuples(st.just(n), device_matrices(n))))
