@@ -133,7 +133,6 @@ def _makespan(
     works = [
         {FORWARD: f, INPUT_GRADIENT: i, WEIGHT_GRADIENT: w, BACKWARD: i.then(w)} for f, i, w in (p.each for p in passes)
     ]
-    timed = copy(_graph(name, ranks, microbatches, chunks))
     graph = _graph(name, ranks, microbatches, chunks)
     timed = copy(graph)
     timed.after = graph.after
