@@ -128,7 +128,11 @@ def _on_tape(
     inputs: tuple[Tensor, ...],
     outputs: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Return the outputs as results of one node; if there are several, each is a part of a tensor without data."""
+    """Return the outputs as results of one node, which gets all their gradients at once.
+
+    A node has one result. If several outputs have a gradient, it is a flat tensor without data, and they are slices of
+    it: the node then gets one vector with the gradients of all.
+    """
     kept = [y for y in outputs if y._data.dtype.kind == "f" and id(y) not in ctx._constant]
     node = Node(_FunctionCall(cls, args, outputs, kept), ctx, inputs)  # type: ignore[arg-type]
     if len(kept) == 1:

@@ -224,7 +224,9 @@ def running_backward(*, delivers: bool = False) -> Backward:
     """
     running = _running.backward
     if running is None:
-        raise AutogradError("no backward pass is running.")
+        raise AutogradError(
+            "running_backward: no backward pass is running; call it in a gradient hook, or in the backward of an op."
+        )
     while delivers and running.outer is not None and not running.calls_hooks:
         running = running.outer
     return running

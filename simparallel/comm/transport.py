@@ -263,7 +263,9 @@ class AbstractTransport:
         return RankFailedError(f"rank {self.rank} was stopped in {describe()}: {what}", rank=rank, cause=cause)
 
     def call_site(self, above: int = 3) -> int:
-        """Return the number of the user's line that made this call; peers can read its text even after we die.
+        """Return the id of the line of the user's program that made this call; 0 if there is none.
+
+        Peers look up its text by rank and id, see `site_text`, even after this rank has died.
 
         Args:
             above: number of frames to skip, which are always code of this package.

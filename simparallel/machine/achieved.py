@@ -7,9 +7,10 @@ float32 were chosen after a look at the errors of published steps (docs/publishe
 
 from __future__ import annotations
 
-# --- matrix products: the table of bfloat16 products of an H100 in OpenXLA (matmul_interpolator_data.h, sm_90: half of
-# its products are within 4 %), and that of an A100 PCIe in SimuMax (@4dcaae5, a100_pcie.json: 3 %). Alone and cool,
-# products that fill the multiprocessors reach 0.84 and 0.76 there.
+# --- matrix products: chosen to match the bfloat16 products of an H100 in OpenXLA (matmul_interpolator_data.h, sm_90;
+# the median error is 4 %) and of an A100 PCIe in SimuMax (@4dcaae5, a100_pcie.json; 3 %). In these tables products that
+# fill the multiprocessors reach 0.84 and 0.76 of the peak. That is for one kernel alone on a cool GPU; a training step
+# reaches less, see MATRIX_UNITS.
 
 # Rows and columns of a tile -> its speed, of that of the largest: small tiles reuse less of what they read.
 TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.9, (64, 128): 0.7, (128, 64): 0.7, (64, 64): 0.5}

@@ -1,7 +1,8 @@
 """Fits of measured times, their errors, and the facts on which times depend, for calibrations of hosts and GPUs.
 
-Errors are logs of measured over predicted time, in cases that the fit has not seen: an operation without its own shape,
-a program without its own operations, a collective of a size between the sizes of the fit.
+An error is the log of measured over predicted time. Each case is predicted without its own measurement: a shape of an
+operation without the correction for that shape, a program from the operations of the other programs, a collective of
+one size from the sizes around it.
 """
 
 from __future__ import annotations

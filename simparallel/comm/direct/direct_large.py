@@ -50,7 +50,8 @@ class LargeAllReduce(Body):
         call.kept = call.x.reshape(-1)  # a copy if x is not contiguous
         piece, staging = call.kept[: self.step], views.staging
         if self.is_one_piece:
-            # In memory that calls of all sizes share: a pair of places is kept for each size of a piece.
+            # Not `next_piece`, which keeps two places for each size. Arrays of one piece may have many sizes, and share
+            # the memory of `next`.
             offset = staging.next(staging.place_bytes(self.room_bytes), self.room_bytes)
         else:
             offset, call.other_offset = staging.next_piece(self.room_bytes)

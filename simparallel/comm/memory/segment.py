@@ -360,11 +360,11 @@ class SharedSegment:
         self.reserve(rank, start * WORD, length * WORD)
 
     def need(self, ranks: Iterable[int], purpose: str = "") -> None:
-        """Note that these ranks have to run; all of them do, unless ranks are folded.
+        """Demand that these ranks run. Does nothing here; in a folded dry run, some ranks stand for others, see there.
 
         Args:
-            ranks: those that differ from the rank before or after them.
-            purpose: of collectives with uneven parts for which no others have to run.
+            ranks: those that no other rank can stand for, such as both neighbours where the size of a slice changes.
+            purpose: `Communicator.purpose` of later collectives with uneven parts, which need no further ranks.
         """
 
     def call_of(self, group: int, parity: int, rank: int) -> list[int]:

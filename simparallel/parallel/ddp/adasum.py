@@ -83,13 +83,23 @@ class Nodes:
             )
 
     def reduce(self, flat: Array, layers: Sequence[int], async_op: bool = False) -> Any:
-        """Average inside the node, then apply Adasum across nodes, in place. Collective: yes."""
+        """Average inside the node, then apply Adasum across nodes, in place. Collective: yes.
+
+        Args:
+            flat: the layers, one after the other, in one array.
+            layers: number of elements of each layer.
+            async_op: return the `Work` at once.
+        """
         work = collectives.all_reduce(flat, "mean", self.node, async_op=True)
         work = work.then(lambda _: self.reduce_across(flat, layers))
         return work if async_op else work.wait()
 
     def reduce_across(self, flat: Array, layers: Sequence[int]) -> Array:
-        """Apply Adasum across nodes to an array that is equal inside each node, in place. Collective: yes."""
+        """Apply Adasum across nodes, in place, and return the array, which is equal inside each node. Collective: yes.
+
+        Args:
+            flat, layers: as for `reduce`.
+        """
         if len(self.nodes) == 1:
             return flat
         if self.node.size == 1:

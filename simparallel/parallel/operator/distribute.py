@@ -82,7 +82,7 @@ def from_local(x: Any, layout: Layout, shape: Sequence[int] | None = None) -> Te
     if set(layout.mesh.ranks) != set(range(own.world_size)):
         raise LayoutError(
             f"from_local: {layout!r} has ranks {list(layout.mesh.ranks)}, the run has 0 … {own.world_size - 1}; every "
-            "rank gives a slice. Use redistribute(layout) afterwards."
+            "rank gives a slice. Give a layout over all ranks, then move the result by redistribute() to this one."
         )
     if shape is None:
         shape = [size * cut for size, cut in zip(local.shape, layout.cuts, strict=True)]

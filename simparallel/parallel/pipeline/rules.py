@@ -174,7 +174,7 @@ def interleaved_zero_bubble(r: int, ranks: int, microbatches: int, chunks: int) 
 @schedule("zbv", _split, ZIGZAG, 2)
 @each_rank
 def zbv(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
-    """Return two chunks on a V: the rank with the first stage has the last one, too."""
+    """Return the cells of rank r, which has two chunks on a V: the rank with the first stage has the last one, too."""
     # With fewer micro-batches, the list is that of 2P - 1 without the actions of the others.
     most = max(microbatches, 2 * ranks - 1)
     a, b = StageCursor(r, most), StageCursor(2 * ranks - 1 - r, most)
@@ -193,7 +193,7 @@ def zbv(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
 
 @schedule("v_half", None, ZIGZAG, 2)
 def v_half(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Return two chunks on a V in a pattern of six slots, with about half of the memory of 1F1B."""
+    """Return the cells of ranks with two chunks on a V: a pattern of six slots, about half of the memory of 1F1B."""
     delay = 3 if ranks % 2 == 0 else 0
     return _squeezed(
         ranks, microbatches, 2 * ((ranks + 2) // 2),
@@ -203,7 +203,7 @@ def v_half(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 @schedule("v_min", None, ZIGZAG, 2)
 def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Return two chunks on a V in a pattern of six slots, with about a third of the memory of 1F1B."""
+    """Return the cells of ranks with two chunks on a V: a pattern of six slots, about a third of the memory of 1F1B."""
     delay = 2 if ranks % 3 == 0 else 0
     return _squeezed(
         ranks, microbatches, 2 * ((ranks + 4) // 3),
@@ -214,7 +214,7 @@ def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
 @schedule("dualpipe_v", lambda p, m: 2 * (p - 1), ZIGZAG, 2)
 @each_rank
 def dualpipe_v(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
-    """Return two chunks on a V, with forwards and backwards in pairs that may overlap."""
+    """Return the cells of rank r, which has two chunks on a V: forwards and backwards in pairs that may overlap."""
     _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe_v needs 2 x ranks = {2 * ranks} or more")
     return _dual(r, ranks, microbatches, r, 2 * ranks - 1 - r)
 
@@ -222,7 +222,10 @@ def dualpipe_v(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]
 @schedule("dualpipe", lambda p, m: p - 2, BIDIRECTIONAL, 2)
 @each_rank
 def dualpipe(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
-    """Return two replicas of the model in opposite directions, with half of the micro-batches each."""
+    """Return the cells of rank r, which has a stage of each of two replicas: they run in opposite directions.
+
+    Each replica takes half of the micro-batches.
+    """
     _need(ranks % 2 == 0, "ranks", ranks, "dualpipe needs an even number")
     _need(microbatches % 2 == 0, "microbatches", microbatches, "dualpipe needs an even number")
     _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe needs 2 x ranks = {2 * ranks} or more")
@@ -235,7 +238,10 @@ def dualpipe(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
 @schedule("chimera", lambda p, m: (p - 2) * (1 + m // p), BIDIRECTIONAL, 2)
 @each_rank
 def chimera(r: int, ranks: int, microbatches: int, chunks: int) -> list[Cell]:
-    """Return two replicas in opposite directions, in units of as many micro-batches as there are ranks."""
+    """Return the cells of rank r, which has a stage of each of two replicas: they run in opposite directions.
+
+    The micro-batches come in units of as many as there are ranks.
+    """
     _need(ranks % 2 == 0, "ranks", ranks, "chimera needs an even number")
     _need(microbatches % ranks == 0, "microbatches", microbatches, f"chimera needs a multiple of ranks = {ranks}")
     slots = []

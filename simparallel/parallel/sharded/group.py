@@ -1,10 +1,12 @@
 """The parameters of one call of `fully_shard`: stored in slices, gathered together, reduced together.
 
 A parameter is a leaf that has this rank's slice, laid out over the axis of slices; that is what the optimizer,
-clipping and checkpoints see. The slices of a group are views of one array:
+clipping and checkpoints see. The slices of a group are views of one array. What else it holds depends on the argument
+`parameter` of `fully_shard`:
 
-    parameter "S"   by rank, as on the wire: this rank's chunks alone
-    parameter "R"   by tensor: whole parameters, whose other slices are gathered again after a step
+    "S", sharded      nothing: this rank's chunks alone, in the order in which they are sent
+    "R", replicated   the whole parameters, one after the other; the slices of other ranks are gathered again after each
+                      step. With another dtype to compute in, these are in a second array.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def is_reduced_already(p: Tensor) -> bool:
     grad = p._grad
     if grad is None or p.placement is not None:
         return grad is not None and grad.placement is p.placement.gradient  # type: ignore[union-attr]
-    # Of a whole parameter only gradients that wait have its interpreter.
+    # A whole parameter has no placement that tells. Only `wait`, which keeps gradients of this rank alone, gives them
+    # the interpreter of the parameter.
     return p.interpreter is None or grad.interpreter is not p.interpreter
 
 
