@@ -334,8 +334,7 @@ show(ax, "mixes")
 
 # %% [markdown]
 # Tensor parallelism for 64 rows, data parallelism for 65536. The messages of data parallelism are as large as the
-# matrices, those of tensor parallelism as large as the rows of the batch. For 16384 rows, a mix is as good, within a
-# thousandth.
+# matrices, those of tensor parallelism as large as the rows of the batch. For 16384 rows, a mix is best, by a hair.
 #
 # No plan is faster than the searched one. That is not certain: the search adds prices, and estimates how much of the
 # sums of gradients backward hides. The dry run knows it. "Optimal in the model" is a statement about the sum of these
@@ -343,8 +342,7 @@ show(ax, "mixes")
 
 # %%
 fastest = [min(MIXES, key=lambda name: times[name][i]) for i in range(len(BATCHES))]
-assert fastest == ["tensor parallel", "tensor parallel", "tensor parallel", "data parallel", "data parallel"]
-assert times["4 x 2"][3] < 1.002 * times["data parallel"][3]
+assert fastest == ["tensor parallel", "tensor parallel", "tensor parallel", "4 x 2", "data parallel"]
 ratios = [times["searched"][i] / min(times[name][i] for name in MIXES) for i in range(len(BATCHES))]
 assert max(ratios) < 1 + 1e-9
 
@@ -395,7 +393,7 @@ ax.set(xlabel="memory of a device [MB]", ylabel="time of a step [µs]", ylim=(0,
 show(ax, "memory")
 
 # %% [markdown]
-# With 12 MB, a step takes more than twice as long; with 10 MB, more than four times; with 8 MB, eight times as
+# With 12 MB, a step takes more than twice as long; with 10 MB, more than four times; with 8 MB, almost eight times as
 # long. Plans of which no other is as good in both, time and memory, form the *Pareto front*, and the third exercise is
 # to find it. When the memory is too small for the parameters, their gradients and one small micro-batch, no plan fits,
 # and the search says so.
@@ -404,7 +402,7 @@ show(ax, "memory")
 prices = [time for time, _ in front.values()]
 assert len(prices) == 4
 assert prices[1] - prices[0] < prices[2] - prices[1] < prices[3] - prices[2]
-assert np.allclose(np.array(prices[1:]) / prices[0], (2.4, 4.25, 8), rtol=0.01)
+assert np.allclose(np.array(prices[1:]) / prices[0], (2.4, 4.24, 7.92), rtol=0.01)
 assert round(front["24MB"][1], 1) == 15.2
 
 # %% [markdown]
