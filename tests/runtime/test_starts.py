@@ -61,7 +61,11 @@ from dataclasses import asdict
 from simparallel.runtime.mpi import rank
 rank._keep_log = lambda *_: None
 rank.run_script = lambda *_: (look(), os._exit(0))
-config = rank.MpiConfig("", [], False, False, 2, None, None, [], {}, 9.0, "off", "numpy", "", [], "")
+config = rank.MpiConfig(
+    script="", arguments=[], with_local_rank=False, is_module=False, world_size=2, device=None, devices_per_rank=None,
+    dtype=None, device_ids=[], environment={}, timeout_s=9.0, record="off", array="numpy", directory="", nodes=[],
+    log_links="",
+)
 rank.main(json.dumps(asdict(config)))
 """,
 }
