@@ -308,9 +308,9 @@ for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
 174.6 billion parameters on 384 GPUs: 77.2 s a step
 bubble 2.7%, MFU 36.6%, HFU 48.7%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
-dgx-a100: 77.4 s, MFU 36.5%
-dgx-h100: 29.9 s, MFU 29.8%
-h200-8: 28.7 s, MFU 31.1%
+dgx-a100: 77.3 s, MFU 36.6%
+dgx-h100: 30.0 s, MFU 29.7%
+h200-8: 28.8 s, MFU 31.0%
 ascend910b-8: 64.1 s, MFU 36.6%
 ```
 """
