@@ -43,10 +43,15 @@ Place = tuple[dict[str, Any], str]
 
 
 class Gathering(NamedTuple):
-    """An all-gather under way: the slices that it sends, when it began, and what it fills; no work for one slice."""
+    """An all-gather under way: the slices that it sends, when it began, and what it fills; no work for one slice.
+
+    It keeps `wire`, the array that is sent, until it is waited for: a work drops its arrays as soon as the other ranks
+    have come, which is at another operation on each rank.
+    """
 
     sent: Sequence[Array]
     begun: int
+    wire: Array
     by_rank: Array
     work: Work | None
 
@@ -278,11 +283,11 @@ class ShardedGroup:
             for own, value in zip(self.rows.own_chunks(wire, self.axes.rank), stored, strict=True):
                 own[...] = value
         if self.axes.shard is None:
-            return Gathering(stored, begun, wire, None)
+            return Gathering(stored, begun, wire, wire, None)
         by_rank = self._new_array(self.rows.size * self.axes.size, category)
         with current().for_purpose(f"parameters of {self.name}"):
             work = collectives.all_gather(wire, 0, self.axes.shard, async_op=True, out=by_rank)
-        return Gathering(stored, begun, by_rank, work)
+        return Gathering(stored, begun, wire, by_rank, work)
 
     def _finish(self, gathering: Gathering, flat: Array | None = None) -> Array:
         if gathering.work is None:

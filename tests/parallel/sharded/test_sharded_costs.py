@@ -172,6 +172,21 @@ def _large_gpt(layers: int, width: int, vocabulary: int) -> None:
     step.step()
 
 
+def _steps_of_even_slices(letters: str) -> None:
+    model = shard(sp.models.gpt(32, 8, num_layers=3, num_heads=2, width=16), letters)
+    optimizer, tokens = sp.optim.Adam(model.parameters(), lr=0.1), np.zeros((1, 8), int)
+    for _ in range(2):
+        optimizer.zero_grad()
+        sp.functions.cross_entropy(model(tokens).reshape(-1, 32), tokens.reshape(-1)).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_ranks_with_even_slices_are_one_class(letters):
+    """Memory is freed at the same operation on each rank, whichever comes to a collective first."""
+    assert sp.dry_run(_steps_of_even_slices, (letters,), world_size=4).classes == {0: 4}
+
+
 @pytest.mark.parametrize(("vocabulary", "classes"), [(51200, {0: 1024}), (50257, {0: 1005, 1005: 1, 1006: 18})])
 def test_dry_run_of_many_ranks(vocabulary, classes):
     """A GPT of 1.8 billion parameters: all ranks are alike but for uneven rows, and few of them run."""
