@@ -260,7 +260,7 @@ def _row(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, found: Chann
     n, k = at.ranks, at.nodes
     simple, is_sum = PROTOCOLS[protocol] == SIMPLE, op == "all_reduce"
     slower = 1.0 if nccl.is_pcie else _SLOWER.get(nccl.gpus, 1.0)
-    latency, longer = (each * _latency(nccl, op, at, name, protocol, each) for each in (1.0, slower))
+    latency, longer = (_latency(nccl, op, at, name, protocol, each) for each in (1.0, slower))
     if PROTOCOLS[protocol] == LL128 and nccl.is_pcie:
         latency = inf
     planned = _bandwidth(nccl, is_sum, at, name, protocol, found)
@@ -292,19 +292,19 @@ def _row(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, found: Chann
 
 
 def _latency(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, slower: float) -> float:
-    """Return the latency [us] in the steps of a GPU; infinite if the algorithm does not have the protocol.
+    """Return the latency [us]; infinite if the algorithm does not have the protocol.
 
-    The network's own does not depend on the GPU: it is divided by what others are longer.
+    Each step of a GPU takes `slower` times as long as in the tables; the network's own latency does not.
     """
     n, k, simple = at.ranks, at.nodes, PROTOCOLS[protocol] == SIMPLE
-    base = _BASE.get(name, (0.0,) * 3)[protocol]
-    inside = (_PCIE if nccl.is_pcie else _NVLINK).get(name, (0.0,) * 3)[protocol]
+    base = slower * _BASE.get(name, (0.0,) * 3)[protocol]
+    inside = slower * (_PCIE if nccl.is_pcie else _NVLINK).get(name, (0.0,) * 3)[protocol]
     # With one GPU on each node, nothing hides the network.
-    between = _NETWORK["tree" if n == k else name][protocol] if k > 1 else 0.0
+    between = slower * _NETWORK["tree" if n == k else name][protocol] if k > 1 else 0.0
     if op in ("broadcast", "reduce"):
         return base + (between if k > 1 else inside)
     # A flush of received bytes takes as long again.
-    between += nccl.network_latency_s * 1e6 * (2 if simple else 1) / slower
+    between += nccl.network_latency_s * 1e6 * (2 if simple else 1)
     doubling = k.bit_length() - 1
     if name == "tree":
         return base + 2 * ((n // k - 1) * inside + doubling * between)
@@ -313,10 +313,10 @@ def _latency(nccl: Nccl, op: str, at: Spread, name: str, protocol: int, slower: 
     if name == "nvlstree":
         return base + inside + 2 * doubling * between
     if name == "pat":
-        return base + doubling * between / 3.5 + 2.8 * n if simple else inf
+        return base + doubling * between / 3.5 + slower * 2.8 * n if simple else inf
     passages = 2 if op == "all_reduce" else 1
     if k > 1:
-        inside = max(inside, _PER_STEP[nccl.cpus] * (3 if simple else 1))
+        inside = max(inside, slower * _PER_STEP[nccl.cpus] * (3 if simple else 1))
     outer = passages * (k - 1)
     return base + (passages * (n - 1) - outer) * inside + outer * between
 

@@ -101,8 +101,10 @@ class Mul(AbstractBinary):
         return ctx.arrays.elementwise(operator.mul, a, b)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        others, arrays = zip(ctx.needs, (ctx.b, ctx.a), ctx.shapes, strict=True), ctx.arrays
-        return [arrays.unbroadcast(arrays.elementwise(operator.mul, dy, x), s) if n else None for n, x, s in others]
+        arrays, times = ctx.arrays, operator.mul
+        da = arrays.unbroadcast(arrays.elementwise(times, dy, ctx.b), ctx.shapes[0]) if ctx.needs[0] else None
+        db = arrays.unbroadcast(arrays.elementwise(times, dy, ctx.a), ctx.shapes[1]) if ctx.needs[1] else None
+        return da, db
 
 
 class Div(AbstractBinary):
